@@ -20,7 +20,7 @@ RIVALS = 32
 
 
 def together(calls: list[Callable[[], bool]]) -> list[bool]:
-    """Run all calls at the same moment, each on its own thread."""
+    """Call all functions at the same moment, each on its own thread."""
     gate = Barrier(len(calls))
 
     def after_gate(call: Callable[[], bool]) -> bool:
@@ -238,7 +238,7 @@ def test_a_url_selects_its_own_endpoint(s3_server: str, monkeypatch: pytest.Monk
 def test_a_profile_overrides_the_environment(
     s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its keys, its region and its endpoint: the environment's are another store's."""
+    """The store with its own keys, region and endpoint; the environment has those of another store."""
     (tmp_path / "config").write_text(
         f"[profile eu]\nregion = eu-west-1\nendpoint_url = {s3_server}\n"
     )
@@ -278,7 +278,7 @@ def test_a_large_object_is_read_completely_in_parts(
 ) -> None:
     monkeypatch.setattr(
         object_store, "PART_BYTES_MIN", 1000
-    )  # so that a small object is a large one
+    )  # lowers the limit, so that a small object counts as a large one
     body = bytes(range(256)) * 1000
     store.put("large", body)
     parts: list[tuple[int, int]] = []
@@ -292,15 +292,15 @@ def test_a_large_object_is_read_completely_in_parts(
     assert store.get("large", len(body)) == body
     starts, ends = zip(*sorted(parts), strict=True)
     assert len(parts) == object_store.PARTS_MAX
-    assert (starts[0], ends[-1], starts[1:]) == (0, len(body), ends[:-1])  # every byte once
+    assert (starts[0], ends[-1], starts[1:]) == (0, len(body), ends[:-1])  # each byte is read once
     parts.clear()
     assert store.get("large") == store.get("large", 1000) == body
-    assert parts == []  # of unknown size, or small: one request
+    assert parts == []  # unknown size, or small: one request
     for told in (len(body), len(body) - 1, 1001, 1000, 1):
         assert store.get("large", told)[:told] == body[:told]
     assert (
         store.get("large", len(body) + 70_000) == body
-    )  # what was cut short comes out short, and its digest tells
+    )  # a truncated object is returned short; its digest detects that
     with pytest.raises(NotFoundError):
         store.get("not there", len(body))
 

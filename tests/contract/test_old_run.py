@@ -1,4 +1,4 @@
-"""A run that an earlier release stored is read, verified, shown, exported and resumed.
+"""A run stored by an earlier release can be read, verified, shown, exported and resumed.
 
 `tests/old_run/README.md` says how it was made.
 """
@@ -69,14 +69,14 @@ def call(*arguments: str) -> Result:
 
 
 def next_version(store: ObjectStore, folder: Path) -> Mapping[str, HostTensor]:
-    """Version 5 as the earlier release trained it."""
+    """Version 5 as trained by the earlier release."""
     shutil.copytree(folder / "store", folder / "next")
     shutil.copytree(OLD / "next", folder / "next" / "runs" / RUN_ID, dirs_exist_ok=True)
     return reader.fetch(runs.open_run(open_store(str(folder / "next")), RUN_ID), POLICY, 5)
 
 
 def same_share(tensors: Mapping[str, HostTensor], others: Mapping[str, HostTensor]) -> float:
-    """Share of elements with the same bits."""
+    """Share of elements with equal bits."""
     assert tensors.keys() == others.keys()
     same = [tensors[name].bits == others[name].bits for name in tensors]
     return float(np.concatenate([each.ravel() for each in same]).mean())

@@ -1,5 +1,5 @@
-"""What every rollout engine promises (`docs/extending/rollout_engine.md`). A new engine joins by a line in
-`ENGINES_UNDER_TEST`.
+"""The contract of all rollout engines (`docs/extending/rollout_engine.md`). To test a new engine,
+add a line to `ENGINES_UNDER_TEST`.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ MakeEngine = Callable[..., Awaitable[Engine]]
 
 @pytest.fixture(params=ENGINES_UNDER_TEST)
 async def engine_of(request: pytest.FixtureRequest) -> AsyncIterator[MakeEngine]:
-    """`await engine_of(tensors, …)`: an engine holding `tensors` as version 0, closed at the end of
-    the test.
+    """`await engine_of(tensors, …)`: an engine with `tensors` loaded as version 0, closed at the
+    end of the test.
     """
     made: list[Engine] = []
 
@@ -188,8 +188,8 @@ def tensors_of(model: Any) -> dict[str, HostTensor]:
 async def test_log_probabilities_equal_those_of_transformers(
     engine_of: MakeEngine, random_model: Any
 ) -> None:
-    """Many ragged requests at once, more than there are places, groups of equal prompts among
-    them.
+    """Many concurrent requests of different lengths, more than the engine's slots, with groups of
+    equal prompts.
     """
     import torch
 
@@ -233,15 +233,13 @@ async def test_a_request_gives_the_same_tokens_alone_and_among_forty_others(
 async def test_weights_are_swapped_between_tokens_and_each_token_has_its_version(
     engine_of: MakeEngine,
 ) -> None:
-    """Version v counts in steps of 1 + v % 2, so that the tokens themselves tell which weights
-    sampled them.
-    """
+    """Version v counts in steps of 1 + v % 2, so that the tokens show which weights sampled them."""
     engine = await engine_of(counting(1), max_tokens=4096)
     running = [
         asyncio.ensure_future(
             engine.generate([start], SamplingParams(max_new_tokens=300 + 20 * start))
         )
-        for start in range(12)  # four of them wait for a place
+        for start in range(12)  # four of them wait for a slot
     ]
     version = 0
     while not all(request.done() for request in running):

@@ -1,4 +1,4 @@
-"""The contract of all train engines. A new one subclasses `TrainEngineContract` and overrides
+"""The contract of all train engines. A new engine subclasses `TrainEngineContract` and overrides
 `engine_name`.
 
 Steps are compared with `tests/support/models/plain_trainer.py`: weights and the value of every metric.
@@ -66,7 +66,7 @@ def through_files(
 
 
 def moves(engine: TrainEngine, before: Mapping[str, HostTensor]) -> torch.Tensor:
-    """Return the change of each weight, in one vector; F32 published."""
+    """Return the change of each weight in one vector; the published dtype is F32."""
     after = engine.weights()
     return torch.cat(
         [
@@ -84,7 +84,7 @@ def plain_moves(plain: PlainTrainer, before: Mapping[str, HostTensor]) -> torch.
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Largest difference, as a share of the largest of the second."""
+    """Return the largest absolute difference, relative to the largest absolute value of the second."""
     return float((one.double() - other).abs().max() / other.abs().max())
 
 
@@ -234,8 +234,8 @@ class TrainEngineContract:
 
     @pytest.mark.parametrize("form", ["adaptive_clip", "token_mask", "water_filled"])
     def test_a_dual_clip_limits_the_effect_of_one_token_on_a_step(self, form: str) -> None:
-        """One token with A < 0 and ρ = e²⁵. The mask drops it where its moment is over the
-        threshold: here it is not.
+        """One token with A < 0 and ρ = e²⁵. The mask drops it where its moment is above the
+        threshold; here it is not.
         """
         weights = base_weights()
         given = sampled_batch(reference_model(weights))
@@ -352,7 +352,7 @@ class TrainEngineContract:
         one.step(given)
         two.step(given)
         first, second = (moves(engine, base_weights()).abs() for engine in (one, two))
-        # Adam's first step moves every weight by lr; two steps move some further.
+        # Adam's first step changes each weight by lr; two steps change some weights further.
         assert float(first.max()) == pytest.approx(0.01, rel=1e-2)
         assert float(second.max()) == pytest.approx(0.02, rel=1e-1)
 
@@ -365,7 +365,9 @@ class TrainEngineContract:
         rows = tuple(
             replace(each, advantages=np.zeros_like(each.advantages)) for each in given.rows
         )
-        engine.step(replace(given, rows=rows))  # there is no gradient: what moves was pulled
+        engine.step(
+            replace(given, rows=rows)
+        )  # there is no gradient: only weight decay changes weights
         for name, tensor in engine.weights().items():
             before = to_torch(weights[name]).float()
             left = 1 - 0.01 * 0.5 if before.dim() >= 2 else 1.0
@@ -452,7 +454,7 @@ class TrainEngineContract:
         hopeless = row(prompt=(1, 2), answer=(3, 4), logprob=-1e30, advantage=-1.0)
         other = row(
             prompt=(1,), answer=(2,), advantage=1.0
-        )  # advantages are normalised over the batch: equal ones would be 0
+        )  # advantages are normalised over the batch; equal ones would become 0
         metrics = engine.step(batch(hopeless, other, step=1))
         assert metrics["trainer/skipped"] == 1.0
         assert all(np.isfinite(value) for value in metrics.values())

@@ -1,4 +1,6 @@
-"""What every workflow promises, and the rewards of the built-in ones, worked out by hand."""
+"""The contract of all workflows, and rewards of the built-in ones against values worked out by
+hand.
+"""
 
 from collections.abc import Mapping
 
@@ -21,7 +23,7 @@ APPROVE, REJECT = "<verify>approve</verify>", "15-3=12:12n\n<verify>reject</veri
 
 
 async def team(solver: tuple[str, ...], verifier: tuple[str, ...]) -> tuple[Episode, list[str]]:
-    """One episode of `actor_and_verify`, and the prompts the two were asked with."""
+    """Run one episode of `actor_and_verify`; return it and the prompts of both roles."""
     players = {
         "solver": scripted_player("solver", lines(*solver), version=3),
         "verifier": scripted_player("verifier", lines(*verifier), version=5),

@@ -1,6 +1,4 @@
-"""A whole run, through the commands that a person types; what they print for programs is as
-docs/schemas.md says.
-"""
+"""A whole run through the command line; the JSON output follows docs/schemas.md."""
 
 import json
 import math
@@ -27,7 +25,7 @@ SET = [part for key, value in REGIONS.items() for part in ("--set", f"{key}={val
 
 @pytest.fixture(scope="module")
 def said(laptop: Laptop) -> str:
-    """What `astraflow run` printed; the run is named `first`."""
+    """The output of `astraflow run`; the run is named `first`."""
     done = laptop.astraflow("run", "--recipe", str(RECIPE), "--run-id", "first", *SET)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
@@ -160,7 +158,7 @@ def test_an_exported_policy_generates_text_in_transformers(
 
 def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(laptop: Laptop, said: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of MLflow's own making
+        warnings.simplefilter("ignore")  # created by MLflow itself
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(laptop.stack.mlflow_url, laptop.stack.mlflow_url)

@@ -1,5 +1,5 @@
-"""A run after kills, cancellations and restarts: it completes or is cancelled, and `verify` is
-clean.
+"""A run after kills, cancellations and restarts: it completes or is cancelled, and `verify` finds
+no violation.
 
 The runs here take one small step after the other, so that there is a middle to disturb.
 """
@@ -123,13 +123,13 @@ def test_a_run_has_one_supervisor_and_can_be_cancelled_before_its_start(laptop: 
 
 
 def _wait_for_version(laptop: Laptop, run_id: str, version: int) -> None:
-    """Until every policy has reached it."""
+    """Wait until every policy has reached the version."""
     run = laptop.run_folder(run_id)
     laptop.wait_until(lambda: all(manifests.exists(run, policy, version) for policy in POLICIES))
 
 
 def _last_version(laptop: Laptop, run_id: str) -> int:
-    """That every policy has reached."""
+    """The lowest version that every policy has reached."""
     return min(manifests.latest(laptop.run(run_id), policy) or 0 for policy in POLICIES)
 
 
@@ -143,7 +143,9 @@ def _attempts(laptop: Laptop, run_id: str) -> dict[str, int]:
 
 
 def _has_left_cleanly(laptop: Laptop, run_id: str, flow_run_id: str) -> None:
-    """The run is cancelled: for its person, in Prefect, in the store, and as processes."""
+    """Check that the run is cancelled on the command line, in Prefect, in the store, and as
+    processes.
+    """
     assert laptop.wait_for_end(flow_run_id) == "Cancelled"
     laptop.wait_until(lambda: laptop.flow_processes() == [])
     assert json.loads(laptop.astraflow("status", run_id, "--json").stdout)["state"] == "cancelled"

@@ -1,5 +1,5 @@
-"""A run whose store and whose two regional mirrors are on S3, by configuration alone: the mirrors
-on another server than the home store, and every credential in a Prefect block.
+"""A run with its store and two regional mirrors on S3, set up by configuration only: the mirrors on
+another server than the home store, every credential in a Prefect block.
 """
 
 import json
@@ -36,8 +36,8 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[str, str]]:
-    """The addresses of the home store's server and of the mirrors', with their buckets. This
-    process reaches the first as the environment says; the stack's processes know nothing of that.
+    """Addresses of the home store's server and of the mirrors' server, with their buckets. This
+    process uses the first by its environment; the stack's processes do not have these variables.
     """
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {**KEYS, "AWS_DEFAULT_REGION": "us-east-1"}.items():
@@ -72,9 +72,9 @@ def mirrors(servers: tuple[str, str]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def said(cloud: Laptop, mirrors: dict[str, str]) -> str:
-    """What `astraflow run` printed; the run is named `far`, and over when its report is there. The
-    weights decay so fast that every step changes them. Looks are few, since each costs the test's
-    servers some milliseconds of CPU.
+    """The output of `astraflow run`; the run is named `far` and is complete when its report exists.
+    The weight decay is high, so that every step changes the weights. Polls are rare because each
+    costs the test's servers some milliseconds of CPU.
     """
     settings = [
         f"steps={STEPS}",
@@ -152,8 +152,8 @@ def test_commands_use_the_store_of_the_stack(cloud: Laptop, said: str) -> None:
 def test_no_object_log_or_stack_record_contains_the_credentials(
     cloud: Laptop, run: ObjectStore, mirrors: dict[str, str], said: str
 ) -> None:
-    """The stack's folder holds its logs, its record, and all that Prefect knows: parameters, pools
-    and the block, encrypted.
+    """The folder of the stack has its logs, its record, and Prefect's database: parameters, work
+    pools and the encrypted block.
     """
     places = [cloud.store, *map(open_store, mirrors.values())]
     bodies = {f"{store.url}/{key}": store.get(key) for store in places for key in store.list()}

@@ -1,4 +1,4 @@
-"""The local stack, for real: processes, ports, a Prefect server, workers. One stack serves all
+"""The local stack with real processes, ports, a Prefect server and workers. One stack serves all
 tests here, in their order.
 """
 
@@ -50,7 +50,7 @@ def probe(seconds: float = 0.0) -> str:
 
 @dataclass(kw_only=True)
 class World:
-    """A home of its own, with a stack in it whose usual ports are taken."""
+    """A home with a stack whose usual ports are taken."""
 
     home: Home
     folder: Path
@@ -181,7 +181,7 @@ def test_mlflow_requires_the_secret(world: World) -> None:
 
 
 def test_the_printed_address_logs_a_browser_in(world: World) -> None:
-    """As its page does, which reads what follows the #."""
+    """Send the request as the page does, which reads the text after the `#`."""
     for address in (pages.prefect(world.home, world.stack), pages.mlflow(world.home, world.stack)):
         login, _, ticket = address.removesuffix("/").partition("#")
         with httpx.Client(trust_env=False) as browser:
@@ -241,9 +241,7 @@ def test_up_restarts_only_dead_processes(world: World) -> None:
 
 
 def test_an_active_schedule_creates_flow_runs(world: World) -> None:
-    """With a SQLAlchemy that Prefect does not know, the scheduler creates none, and says
-    nothing.
-    """
+    """With an unsupported SQLAlchemy, the scheduler creates no flow runs and logs nothing."""
     probe = Deployment(
         flow="probe",
         name="probe",
@@ -333,8 +331,8 @@ def test_down_cancels_flow_runs_and_leaves_no_process(world: World) -> None:
 
 
 def _leave_a_stale_record(home: Home) -> None:
-    """As if the machine had been switched off: ids that now belong to others, this very process
-    among them.
+    """Write a record as after a power loss: its process ids now belong to other processes, one of
+    them to this one.
     """
     home.create()
     stale = {"name": "prefect-server", "pid": os.getpid(), "created_s": 1.0, "log": ""}

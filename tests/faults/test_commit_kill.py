@@ -1,5 +1,5 @@
-"""Writers killed with −9 in the middle of commits, and rivals in other processes: an object is
-whole, and is one writer's.
+"""Writers killed by SIGKILL during commits, and concurrent writers in other processes: each object
+is complete and comes from one writer.
 """
 
 import signal
@@ -69,10 +69,10 @@ def test_readers_never_read_a_part_of_an_object_of_a_killed_writer(
     for kill in range(KILLS):
         with start(WRITER, local_store, f"w{kill}") as writer:
             assert writer.stdout is not None
-            writer.stdout.readline()  # it is in the middle of its work
+            writer.stdout.readline()  # the kill comes while it writes
             until_s = (
                 time.monotonic() + 0.0037 * kill
-            )  # each kill falls into another moment of a commit
+            )  # each kill comes at another moment of a commit
             while time.monotonic() < until_s:
                 assert whole(local_store.get(local_store.list("shards")[-1]))
             writer.send_signal(signal.SIGKILL)

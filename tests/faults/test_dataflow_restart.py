@@ -1,6 +1,4 @@
-"""The dataflow dies at every one of its writes in turn; another one goes on from the store
-alone.
-"""
+"""The dataflow is killed at each of its writes in turn; another one continues from the store."""
 
 from dataclasses import replace
 
@@ -20,8 +18,8 @@ LONG = {
 
 
 def run_with_a_death(made: World, dies_at: int, after: bool) -> bool:
-    """Whether the dataflow lived long enough to die at that write; another one has then finished
-    the run.
+    """Kill the dataflow at its n-th write and let another one finish the run; return whether there
+    were so many writes.
     """
     backend = DyingBackend(backend=made.run.backend, dies_at=dies_at, after=after)
     try:
@@ -52,7 +50,7 @@ def test_a_write_that_fails_once_is_retried_by_the_same_dataflow(
 ) -> None:
     for dies_at in range(1, KILLS_MAX):
         made = world(memory_store.sub(f"{dies_at}"), max_staleness=2)
-        # No patience: the store itself does not retry, so the dataflow has to.
+        # The store itself does not retry, so the dataflow has to.
         backend = DyingBackend(
             backend=made.run.backend,
             dies_at=dies_at,
@@ -98,7 +96,9 @@ def test_a_rebuild_that_fails_halfway_is_repeated(memory_store: ObjectStore) -> 
         made.play(made.open_orders())
     away.key = "batches/verifier"
     with pytest.raises(TransientError, match="batches/verifier"):
-        made.finish(slow)  # its first order collides, and the rebuild finds half of the store away
+        made.finish(
+            slow
+        )  # its first order collides, and half of the store is unreachable during the rebuild
     away.key = ""
     made.finish(slow)
     made.check()

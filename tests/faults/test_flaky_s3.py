@@ -1,6 +1,4 @@
-"""A store whose connections break: what was answered is true, what was committed is committed
-once.
-"""
+"""A store with broken connections: responses are correct and commits happen once."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""Services without loops of their own, killed at one of their changes after the other: the last
-attempt ends as if nothing had been.
+"""Services without their own loops, killed at each of their changes in turn: the last attempt ends
+as without a kill.
 """
 
 from collections.abc import Callable
@@ -38,8 +38,8 @@ SMALL = TinyBase(
 
 
 def each_kill(store: ObjectStore, after: bool, work: Callable[[ObjectStore], None]) -> int:
-    """Does `work` on a store, killed at its first change, again from the start at its second, …
-    until it comes to its end; how often it was killed. What each attempt left stays.
+    """Run `work` on a store again and again, killed at its first change, then at its second, and so
+    on, until it finishes. Objects of each attempt stay. Return the number of kills.
     """
     for number in range(1, 200):
         dying, _ = killed_at(store, number, after)

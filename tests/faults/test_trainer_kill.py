@@ -23,8 +23,8 @@ def test_a_trainer_killed_before_any_of_its_writes_ends_with_the_same_bits(
     )
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
-    # Five versions of a data file and a manifest, one of them an anchor that carries its delta,
-    # too; three checkpoints of the same (steps 2, 4, 5), two of them pruned.
+    # Five versions with a data file and a manifest each, one of them an anchor that also has its delta;
+    # three checkpoints of the same form (steps 2, 4, 5), two of them pruned.
     assert len(outcomes["killed"]) == 5 * 2 + 1 + 3 * 2 + 2 * 2
     assert (
         len(set(outcomes["straight"])) == 7

@@ -96,7 +96,7 @@ def s3() -> Iterator[str]:
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    """An empty run on either kind of store."""
+    """An empty run on each kind of store."""
     if request.param == "local":
         return open_store(str(tmp_path / "store"))
     request.getfixturevalue("s3")
@@ -133,7 +133,7 @@ def move_data(here: Path, there: Path) -> None:
 
 
 def right(run: ObjectStore, version: int, held: LoadedWeights | None = None) -> bool:
-    """Whether the version comes out as its manifest says."""
+    """Whether the version is read with the digest of its manifest."""
     found = reader.read(run, "solver", version, held)
     return weights_digest(found.tensors) == manifests.read_manifest(run, "solver", version).digest
 
@@ -165,7 +165,7 @@ def test_a_publication_killed_between_two_writes_is_absent_and_can_be_repeated(
         assert right(run, 2)
         with pytest.raises(NotFoundError):
             reader.read(run, "solver", 3)
-    assert kills == done >= 6  # three tensors as a whole, changes, the manifest
+    assert kills == done >= 6  # three whole tensors, changes, the manifest
     held = reader.read(run, "solver", 2)
     assert right(run, 3)
     assert right(run, 3, held)
@@ -216,7 +216,7 @@ def test_a_publication_survives_the_loss_of_any_one_response(proxy: FlakyProxy) 
         assert right(run, version, held[-2])
         if not lost:
             break
-    assert version > 3  # every request of a publication lost its answer once
+    assert version > 3  # the response to each request of a publication was lost once
     assert not lost
 
 
@@ -242,7 +242,7 @@ async def test_an_unreachable_store_is_waited_for_with_the_old_weights_loaded(
     engine, refresher, pulse = await worker_at(run, 1)
     publisher.publish(run, "solver", 2, models(3, size=3000)[2], base=held[-1])
     folder = tmp_path / "store" / layout.weights("solver", 2)
-    move_data(folder, tmp_path)  # a mount that lost a part of what it had
+    move_data(folder, tmp_path)  # a mount that lost a part of its files
     assert not await refresher.refresh()
     assert engine.version == 1
     assert pulse.last.note.startswith("solver stays at version 1: ")
@@ -298,7 +298,7 @@ def test_an_anchor_deleted_by_hand_gives_an_error_that_names_the_chain(run: Obje
     told = rf"version 3 of solver cannot be read, whose chain is 3 ← 2 ← 1 ← 0: .*{anchor}.* is missing, though its manifest"
     with pytest.raises(CorruptError, match=told):
         reader.read(run, "solver", 3)
-    assert right(run, 3, held[2])  # who has a version needs no anchor
+    assert right(run, 3, held[2])  # a reader that has a version needs no anchor
     run.delete(layout.manifest(layout.weights("solver", 0)))
     with pytest.raises(
         CorruptError,
@@ -325,7 +325,7 @@ async def test_a_slow_link_delays_only_new_weights(
     generating = asyncio.create_task(generate())
     start_s = time.monotonic()
     assert await refresher.refresh()
-    assert time.monotonic() - start_s > 1.0  # so slow is the link
+    assert time.monotonic() - start_s > 1.0  # the delay of the link
     await generating
     assert len(beats) > 50
     assert engine.digest(1) == manifests.read_manifest(run, "solver", 1).digest
@@ -362,7 +362,7 @@ def test_a_lagging_mirror_is_waited_for_and_then_skipped(run: ObjectStore) -> No
 
 
 def test_a_publisher_and_readers_of_a_chain_work_concurrently(run: ObjectStore) -> None:
-    """Workers at every distance read while versions appear; every one they get is right."""
+    """Readers at every lag read while versions are published; every version they get is correct."""
     versions = models(12, size=3000)
     first = publish(run, versions[:1])[0]
     wrong: list[str] = []

@@ -1,4 +1,4 @@
-"""Workers that are killed, frozen, or told to leave in the middle of an order."""
+"""Workers that are killed, stopped or drained in the middle of an order."""
 
 import signal
 import subprocess
@@ -23,7 +23,7 @@ Start = Callable[[str], "subprocess.Popen[bytes]"]
 
 @contextmanager
 def processes(store: ObjectStore) -> Iterator[Start]:
-    """Starts worker processes by name; ends whatever is left of them."""
+    """Start worker processes by name; stop the remaining ones at the end."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str) -> subprocess.Popen[bytes]:

@@ -1,5 +1,5 @@
-"""A rollout worker with a scripted engine as a process of its own:
-`python -m tests.faults.worker_process STORE NAME TTL_S`.
+"""A rollout worker with a scripted engine in its own process: `python -m
+tests.faults.worker_process STORE NAME TTL_S`.
 
 SIGTERM drains it, as its Prefect flow would; `kill -9` kills it.
 """

@@ -1,4 +1,4 @@
-"""Measure which small mutations of the code the tests notice.
+"""Measure which small mutations of the code make a test fail.
 
 Example: `make mutants ARGS="--sample 200 --seed 0 storage/coordination"`. Trials run in copies of
 the tree, in as many processes as there are CPUs. `docs/testing.md` explains the output.
@@ -269,7 +269,7 @@ def _row(outcome: Outcome, sources: dict[str, str]) -> dict[str, object]:
 
 
 def _table(outcomes: Iterable[Outcome]) -> str:
-    """A line for each file, for each package, and for all."""
+    """Return a line for each file, for each package, and for the total."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
         for name in (outcome.mutant.path, f"{outcome.mutant.path.split('/')[0]}/", "all"):

@@ -1,4 +1,4 @@
-"""Writes `store/` and `next/` with the code of the release that `README.md` names. Run by hand, in a
+"""Write `store/` and `next/` with the code of the release that `README.md` names. Run by hand, in a
 checkout of that release: `python make_store.py`.
 
     real services in threads ──▶ store/   a run in the middle: versions 0 to 4 of 6, batches to 5
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def until_batch(run: ObjectStore, config: RunConfig, step: int) -> None:
-    """Run every service until each policy has its batch `step` and version `LAST`."""
+    """Run each service until each policy has its batch `step` and version `LAST`."""
     stop = threading.Event()
     vector = config.evaluated_versions()[1]
     sampling = {policy: spec.sampling for policy, spec in config.policies.items()}

@@ -83,7 +83,7 @@ def test_bounds_do_not_depend_on_the_order_of_tokens(
     shuffled = list(tokens)
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
     first, second = (adaptive_bounds(*tensors(each), threshold) for each in (tokens, shuffled))
-    # Moments that are equal up to rounding may change places, and with them nothing but rounding.
+    # Moments that are equal up to rounding can change places, which changes results by rounding only.
     assert first.eps_low == pytest.approx(second.eps_low, abs=1e-9)
     assert first.eps_high == pytest.approx(second.eps_high, abs=1e-9)
 
@@ -178,8 +178,8 @@ def test_water_filled_bounds_stay_within_their_limits_and_widen_with_the_thresho
 def test_water_filled_bounds_hold_the_second_moment_of_the_clipped_ratios(
     tokens: list[tuple[float, float]], threshold: float
 ) -> None:
-    """What the form is for: of the clipped ratios over T, the mean of (log ρ)² is θ at most, up to
-    the minima of ε.
+    """The purpose of the form: the mean of (log ρ)² of the clipped ratios over T is at most θ, up
+    to the minima of ε.
     """
     logprobs, behaviour, advantages = tensors(tokens)
     bounds = water_filled_bounds(logprobs, behaviour, advantages, threshold)

@@ -1,5 +1,5 @@
-"""Objects with true digests and any content: readers return them or raise one of the project's errors,
-and the other objects are read all the same, by `verify` and by readers of many objects.
+"""Objects with correct digests and any content: readers return them or raise one of the project's
+errors; `verify` and readers of many objects still read the other objects.
 """
 
 import json
@@ -110,7 +110,7 @@ SEQUENCES = verify(RUN, run_terms(RUN)).sequences
 
 
 def readers() -> Iterator[Callable[[], object]]:
-    """Everything that reads objects of the run."""
+    """Call every reader of objects of the run."""
     yield lambda: [orders.read(RUN, number) for number in range(3)]
     yield lambda: shards.read(RUN, 0)
     yield lambda: [batches.read(RUN, "solver", step) for step in range(1, 5)]
@@ -139,7 +139,7 @@ def merged_delta() -> Any:
 
 
 def read_everything(key: str = "") -> None:
-    """After the object `key` was changed."""
+    """Read everything after the object `key` was changed."""
     try:
         for read in readers():
             with suppress(AstraFlowError):
@@ -155,7 +155,7 @@ def read_everything(key: str = "") -> None:
 
 
 def restore() -> None:
-    """Makes the store what it was."""
+    """Restore the initial content of the store."""
     for key in set(STORE.list()) | ALL.keys():
         if key not in ALL:
             STORE.delete(key)
@@ -178,7 +178,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(draw: st.DataObject, fields: Any) -> None:
-    """Replaces one or two values anywhere, or takes them away, or adds to them."""
+    """Replace, remove or add one or two values anywhere."""
     for _ in range(draw.draw(st.integers(1, 2))):
         there = list(places(fields))
         if not there:

@@ -1,4 +1,4 @@
-"""Rules of the project's layout: names of classes, sizes of folders, folders of tests."""
+"""Rules of the project's layout: class names, sizes of folders, folders of tests."""
 
 import ast
 import tomllib

@@ -1,5 +1,5 @@
-"""Training by the plainest computation: one row at a time, no padding, every formula written out,
-in float64.
+"""Training by the simplest computation: one row at a time, no padding, each formula written out, in
+float64.
 
 What a train engine must agree with up to float32. Written from `docs/extending/train_engine.md`; shares no
 code with `trainer/`.
@@ -167,7 +167,7 @@ class PlainTrainer:
         return metrics
 
     def _advantages(self, batch: Batch) -> list[list[float]]:
-        """Of each row's loss tokens in turn."""
+        """Yield the loss tokens of each row in turn."""
         given = [[float(each) for each in row.advantages[row.loss_mask]] for row in batch.rows]
         if not self.config.normalize_advantages:
             return given

@@ -16,12 +16,12 @@ P = TypeVar("P")
 
 
 def pulse_of(run: ObjectStore, kind: ServiceKind, id: str = "") -> HeartbeatWriter:
-    """A heartbeat that is never entered: it writes nothing, and `last` says what it would write."""
+    """A heartbeat that is never entered: it writes nothing, and `last` is what it would write."""
     return HeartbeatWriter(run, kind, id or kind, attempt=0, interval_s=3600.0)
 
 
 def progress_of(beat: Heartbeat, record: type[P]) -> P:
-    """The progress record of a heartbeat whose kind of service the test knows."""
+    """The progress record of a heartbeat, as the given record type."""
     assert isinstance(beat.progress, record)
     return beat.progress
 
@@ -34,7 +34,7 @@ def lifetime_of(
 
 
 class ScriptedLifetime(Lifetime):
-    """A lifetime whose pauses take no time: `on_wait(seconds)` is called in place of each.
+    """A lifetime whose pauses take no time: `on_wait(seconds)` is called instead of each.
 
     A true answer of `on_wait` sets `stop`.
     """

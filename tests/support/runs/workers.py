@@ -1,6 +1,4 @@
-"""Rollout workers with scripted engines for tests: in a thread of the test, on a run that the test
-writes.
-"""
+"""Rollout workers with scripted engines for tests: in a thread, on a run that the test writes."""
 
 import threading
 from collections.abc import Callable
@@ -23,7 +21,7 @@ SAMPLING = {
 
 
 def config(workflow: str = "single_turn", **settings: Any) -> RolloutConfig:
-    """Workers with scripted engines that look for everything often."""
+    """Settings of workers with scripted engines and short poll intervals."""
     quick = {
         "poll_interval_s": 0.02,
         "refresh_interval_s": 0.02,
@@ -37,7 +35,7 @@ def config(workflow: str = "single_turn", **settings: Any) -> RolloutConfig:
 
 
 def write_orders(run: ObjectStore, count: int, start: int = 0, samples: int = 2) -> None:
-    """Orders of two prompts each, whose answers the script `solve` knows."""
+    """Write orders of two prompts each, which the script `solve` can answer."""
     for number in range(start, start + count):
         prompts = tuple(
             Prompt(
@@ -83,11 +81,11 @@ class RunningWorker:
         return self._pulse.last
 
     def stop(self) -> None:
-        """What SIGTERM does."""
+        """Stop the worker as SIGTERM does."""
         self._stop.set()
 
     def join(self) -> Heartbeat:
-        """Waits until the worker has left, raises what it raised, and returns its last word."""
+        """Wait until the worker has ended, raise its exception, and return its last heartbeat."""
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the worker does not leave"
         if self.error is not None:
@@ -105,5 +103,5 @@ class RunningWorker:
         try:
             lifetime = Lifetime(run, self._pulse, self._stop, why_over=end_reason)
             work(lifetime, settings, SAMPLING, "us-east")
-        except BaseException as error:  # the test's thread raises it
+        except BaseException as error:  # re-raised in the test's thread
             self.error = error

@@ -1,4 +1,4 @@
-"""Small objects with true digests that ask for much memory, each read under a limit of address
+"""Small objects with correct digests that require much memory, each read under a limit of address
 space.
 
 `python -m tests.support.stores.bombs` reads every one of them and prints a JSON object: name → [kind of error, its
@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others reserve gigabytes of addresses at once
+os.environ["ARROW_DEFAULT_MEMORY_POOL"] = (
+    "system"  # other allocators reserve gigabytes of address space
+)
 os.environ["MALLOC_ARENA_MAX"] = "1"
 
 import numpy as np
@@ -104,7 +106,7 @@ def arrow_files_that_claim() -> Iterator[tuple[str, Read]]:
     )
 
     def one_block_for_all(body: bytearray) -> None:
-        """Every block in the footer, a struct of 24 bytes, becomes the first, which is the
+        """Make each block in the footer, a struct of 24 bytes, equal to the first, which is the
         largest.
         """
         first = body.rindex(struct.pack("<I", len(many))) + 4
@@ -156,7 +158,7 @@ def deltas_that_claim() -> Iterator[tuple[str, Read]]:
 
 
 def versions_that_claim() -> Iterator[tuple[str, Read]]:
-    """Each is version 1 of a policy whose version 0 is one tensor of a mebibyte."""
+    """Each is version 1 of a policy with a version 0 of one tensor of a mebibyte."""
 
     def second(
         change: Callable[[Manifest], Manifest], body: bytes = b""
@@ -309,7 +311,7 @@ def bombs() -> Iterator[tuple[str, Read]]:
 
 
 def runs_that_claim() -> Iterator[tuple[str, Read]]:
-    """A run whose only batch says that every order below 10^9 has been taken in."""
+    """A run whose only batch claims that every order below 10^9 has been ingested."""
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"), samples_per_prompt=2)
     fields = {
         "steps": 4,
@@ -333,7 +335,7 @@ def runs_that_claim() -> Iterator[tuple[str, Read]]:
 
 
 def limited(read: Read) -> object:
-    """What `read` returns or raises with little address space."""
+    """Return or raise what `read` does with little address space."""
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,5 +1,4 @@
-"""Somebody who has `docs/format.md` and nothing else of the project: the page in code, on its
-reading and writing side.
+"""An independent reader and writer of a store, written from `docs/format.md` only.
 
 Nothing of the project's own decoding is used here.
 """
@@ -25,8 +24,8 @@ OVERWRITTEN = ("leases/", "heartbeats/")
 
 @dataclass(frozen=True)
 class Stranger:
-    """Somebody who reads a store's folder with the page, json, Arrow, xxhash, hashlib and NumPy,
-    and checks every digest.
+    """Read the folder of a store with json, Arrow, xxhash, hashlib and NumPy according to the page,
+    and check every digest.
     """
 
     root: Path
@@ -57,7 +56,7 @@ class Stranger:
         return json.loads(metadata[b"astraflow.header"]), reader.read_all().to_pydict()
 
     def folder(self, key: str) -> tuple[Any, dict[str, NDArray[np.uint8]], dict[str, bytes]]:
-        """Manifest, the bytes of every tensor, and the model's other files."""
+        """Manifest, the bytes of every tensor, and the model's extra files."""
         manifest = self.json(f"{key}/manifest.json")
         bodies = {
             info["name"]: (self.root / key / info["name"]).read_bytes()
@@ -101,9 +100,7 @@ def weights_digest(manifest: Any) -> str:
 
 
 def sealed(fields: dict[str, Any]) -> bytes:
-    """A created-once JSON object of `fields`, with a true checksum in place of one that stands
-    there.
-    """
+    """A created-once JSON object of `fields`, with a correct checksum."""
     others = {name: value for name, value in fields.items() if name != "checksum"}
     told = {"format": 1, "write_id": WRITE_ID, **others, "checksum": ZEROS.decode()}
     before, after = json.dumps(told).encode().rsplit(ZEROS, 1)

@@ -1,6 +1,4 @@
-"""The formats that the codec is measured against do what they are measured for: they give the new
-bits.
-"""
+"""The formats that the codec is compared with give the new bits."""
 
 from pathlib import Path
 from typing import Any

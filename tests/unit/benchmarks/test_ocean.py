@@ -87,7 +87,7 @@ def test_a_case_with_an_inexact_step_is_inexact() -> None:
 
 def test_only_requests_of_the_far_side_after_publication_are_counted() -> None:
     served = [
-        (1.0, 1.1, 1, FAR, "HEAD", "/b/k", 404, 0),  # a look before
+        (1.0, 1.1, 1, FAR, "HEAD", "/b/k", 404, 0),  # a poll before the publication
         (2.1, 2.2, 1, FAR, "HEAD", "/b/k", 200, 0),
         (2.1, 2.2, 2, FAR, "GET", "/b/k", 200, 9),
         (2.1, 2.2, 3, FAR, "GET", "/b/k", 200, 9),
@@ -203,7 +203,7 @@ def test_without_root_the_benchmark_exits_with_2_and_a_message(
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that would be run as root; netem is missing, and no namespace stands."""
+    """Record the commands that would run as root; netem is missing, and no namespace exists."""
     run: list[list[str]] = []
 
     def record(command: list[str]) -> str:

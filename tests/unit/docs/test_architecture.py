@@ -1,4 +1,4 @@
-"""`docs/architecture.md` is a map: what it names exists, and every package is on it."""
+"""`docs/architecture.md`: each path on it exists, and each package is on it."""
 
 import re
 

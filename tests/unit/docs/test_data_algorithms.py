@@ -1,4 +1,4 @@
-"""`docs/extending/data_algorithms.md` is a contract: its example is run as it is written there."""
+"""`docs/extending/data_algorithms.md`: its example runs as written."""
 
 import re
 from pathlib import Path
@@ -25,7 +25,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The example's recipe, with its module where Python finds it."""
+    """The example's recipe, with its module on the import path."""
     (tmp_path / "my_algorithms.py").write_text(blocks("python")[0], encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     config: dict[str, Any] = yaml.safe_load(blocks("yaml")[-1])["data"]
@@ -43,7 +43,7 @@ def test_the_example_runs_unchanged(memory_store: ObjectStore, example: dict[str
         made.train("solver")
         made.train("verifier")
         if turn % 3 == 0:
-            dataflow = made.dataflow()  # a restart does not disturb any of the three
+            dataflow = made.dataflow()  # a restart affects none of the three
     assert verify(made.run, run_terms(made.run)).violations == ()
     first, *later = made.batches("solver")
     assert not any(row.replay for row in first.rows)

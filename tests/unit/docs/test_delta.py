@@ -1,5 +1,5 @@
-"""A stranger's decoder, written from docs/format.md alone, with NumPy and a Zstandard library: it
-imports nothing of ours.
+"""An independent decoder of deltas, written from docs/format.md with NumPy and a Zstandard library;
+it imports nothing of this project.
 """
 
 import struct
@@ -15,7 +15,7 @@ from tests.unit.storage.weights.codec.test_deltas import draw, tensor, trained
 
 
 def decode(old: Any, blob: bytes) -> Any:
-    """`old`: a tensor's elements as flat unsigned integers. Returns the new ones."""
+    """Return the new elements. `old`: a tensor's elements as flat unsigned integers."""
     new, at = old.copy(), 0
     while at < len(blob):
         size, number, method, one, zero = struct.unpack_from("<IIBBH", blob, at)

@@ -1,5 +1,5 @@
-"""`docs/format.md` is a contract: a stranger who has only the page reads a run, and writes what
-others then read.
+"""`docs/format.md`: an independent reader and writer, written from the page only, reads a run, and
+its objects can be read.
 
 The stranger is `tests/support/stores/stranger.py`; here the page's tables are compared with what the writers
 write, too.
@@ -44,7 +44,7 @@ PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a store with one run that holds an object of every kind."""
+    """The folder of a store with one run that has an object of every kind."""
     folder = tmp_path_factory.mktemp("format")
     store = open_store(str(folder))
     run = finished_run(store)
@@ -88,8 +88,8 @@ def stranger(root: Path) -> Stranger:
 
 
 def test_an_independent_reader_reads_the_tokens_of_a_shard(stranger: Stranger) -> None:
-    """Episode 1 of order 1's second prompt, as `true_run` scripts it: an attempt that was right,
-    and its verdict.
+    """Episode 1 of order 1's second prompt, as `true_run` scripts it: a correct attempt and its
+    verdict.
     """
     header, rows = stranger.arrow("shards/00000001.arrow", "shard")
     order = stranger.json("orders/00000001.json")
@@ -238,8 +238,8 @@ def test_an_independent_reader_reads_every_other_object(stranger: Stranger) -> N
 
 
 def _strangers_shard() -> bytes:
-    """Order 0, one prompt, one episode that failed and one of a single sequence; no compression,
-    other list item names.
+    """Order 0, one prompt, one failed episode and one of a single sequence; no compression, other
+    list item names.
     """
     lists = {
         "tokens": pa.int32(),
@@ -399,7 +399,7 @@ def test_a_lease_and_a_stop_of_an_independent_writer_are_respected(
 
 
 def section(heading: str) -> str:
-    """The page's text under a heading."""
+    """The text of the page under a heading."""
     found = re.search(
         rf"^## `?{re.escape(heading)}`?\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE
     )
@@ -554,7 +554,7 @@ JSON_TYPES: dict[str, Any] = {
 
 
 def fits(value: Any, kind: str) -> bool:
-    """Whether a value has the type that the page gives its field."""
+    """Whether a value has the type given by the page for its field."""
     kind = kind.removesuffix(" °")
     if kind.endswith(" or null"):
         return value is None or fits(value, kind.removesuffix(" or null"))
@@ -616,7 +616,7 @@ def test_the_page_lists_exactly_the_fields_of_a_tensor_folder(stranger: Stranger
 
 
 def _arrow_type(kind: Any) -> str:
-    """A type as the page spells it; refuses what the page rules out."""
+    """The type in the notation of the page; fails for types that the page excludes."""
     if pa.types.is_list(kind):
         assert not kind.value_field.nullable
         return f"list<{_arrow_type(kind.value_type)}>"

@@ -1,4 +1,4 @@
-"""Every limit that `docs/format.md` states is the one that readers and writers have."""
+"""Each limit in `docs/format.md` is that of readers and writers."""
 
 import pytest
 

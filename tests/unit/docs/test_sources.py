@@ -1,4 +1,4 @@
-"""`docs/extending/sources.md` is a contract: its example is run as it is written there."""
+"""`docs/extending/sources.md`: its example runs as written."""
 
 import re
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_the_prompts_of_the_page_are_used_epoch_by_epoch() -> None:
 
 
 class Endless:
-    """No last prompt."""
+    """A source without a last prompt."""
 
     def size(self) -> None:
         return None

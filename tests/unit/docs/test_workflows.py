@@ -1,4 +1,4 @@
-"""`docs/extending/workflows.md` is a contract: its example is run as it is written there."""
+"""`docs/extending/workflows.md`: its example runs as written."""
 
 import importlib
 import re
@@ -34,7 +34,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 async def played(*answers: str, secret: str = "60") -> Episode:
-    """Run an episode by the recipe of the page."""
+    """Run an episode with the recipe of the page."""
     settings: Any = yaml.safe_load(blocks("yaml")[0])["rollout"]["workflow"]
     config = load("single_policy_tiny", {"rollout.workflow": settings})
     made = config.rollout.workflow

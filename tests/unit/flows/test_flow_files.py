@@ -1,4 +1,4 @@
-"""Flow files keep the three rules that Prefect's way of loading them by path asks for."""
+"""Flow files follow the three rules of Prefect's loader of flows by path."""
 
 import ast
 import importlib.metadata

@@ -1,6 +1,4 @@
-"""The tool behind `make mutants`: which changes it makes, and what it says of a small project's
-tests.
-"""
+"""The tool behind `make mutants`: its mutations, and its report on the tests of a small project."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The exact versions that `make install` takes: they fit what pyproject.toml declares, and every
+"""The locked versions for `make install`: they are within the ranges of pyproject.toml, and each
 file has its hash.
 """
 

@@ -31,8 +31,8 @@ TOO_FAR = ("1e30", "-1e30", "9" * 400)
 def _numbers(
     model: type[BaseModel], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every numeric field below a model, with the key that a recipe writes: of policies `solver`,
-    of regions `us-east`.
+    """Each numeric field below a model, with its key in a recipe: of policies `solver`, of regions
+    `us-east`.
     """
     for name, info in model.model_fields.items():
         yield from _of(info.annotation, (*path, name), info)

@@ -53,7 +53,7 @@ class Section(Frozen):
 
 
 def kinds(union: object, *values: object) -> list[type[BaseModel] | str]:
-    """The model that each value becomes, or the kind of error."""
+    """The model that results from each value, or the kind of error."""
     adapter: TypeAdapter[BaseModel] = TypeAdapter(union)
     result: list[type[BaseModel] | str] = []
     for value in values:

@@ -26,9 +26,7 @@ from tests.support.stores.stranger import WRITE_ID, sealed
 
 
 def add_file(run: ObjectStore, policy: str, version: int, name: str, body: bytes) -> str:
-    """Lists one more file in the version's manifest, sealed as it must be, and stores it; returns
-    the manifest's key.
-    """
+    """Add one file to the version's manifest, seal and store it; return the manifest's key."""
     key = layout.manifest(layout.weights(policy, version))
     manifest = json.loads(run.get(key))
     manifest["files"].append({"name": name, "num_bytes": len(body), "digest": file_digest(body)})
@@ -39,7 +37,7 @@ def add_file(run: ObjectStore, policy: str, version: int, name: str, body: bytes
 
 
 def evil_name(tmp_path: Path) -> str:
-    """What follows its first dot is an absolute path."""
+    """The text after its first dot is an absolute path."""
     return f"x.{tmp_path}/EVIL"
 
 
@@ -220,7 +218,7 @@ def test_an_invalid_key_is_not_listed(key: str) -> None:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What transformers asks the person at the terminal, who agrees to everything."""
+    """The prompt that transformers shows at the terminal; the simulated user agrees to everything."""
     questions: list[str] = []
 
     def agree(question: str) -> str:

@@ -314,8 +314,8 @@ class _NeedsBackend(type):
 
 
 class Placeholder(metaclass=_NeedsBackend):
-    """What a package such as transformers has in place of a class whose own requirements are not
-    installed.
+    """The placeholder that a package such as transformers has for a class with missing
+    requirements.
     """
 
 

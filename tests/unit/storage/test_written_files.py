@@ -1,4 +1,4 @@
-"""Files from stored objects are written in one place only, which cannot leave its folder."""
+"""Files from stored objects are written by one module only, which cannot write outside its folder."""
 
 import ast
 import os
@@ -34,7 +34,7 @@ OF_OS = ("replace", "rename", "link", "symlink", "fdopen", "open")
 
 
 def writing_calls(file: Path) -> list[str]:
-    """`path function call` of every call that may create or change a file."""
+    """`path function call` of every call that can create or change a file."""
     found = []
 
     def visit(node: ast.AST, function: str) -> None:
@@ -53,7 +53,7 @@ def writing_calls(file: Path) -> list[str]:
 
 
 def written_by(call: ast.Call) -> str:
-    """What the call is called where it may write a file; empty where it does not."""
+    """The name of the call if it can write a file, else ""."""
     name = ast.unparse(call.func)
     last = name.rpartition(".")[2]
     if (
@@ -74,7 +74,7 @@ def written_by(call: ast.Call) -> str:
 
 
 def reads_only(call: ast.Call) -> bool:
-    """An `os.open` that can neither create nor write."""
+    """Whether an `os.open` can neither create nor write."""
     words = ast.unparse(call)
     return ast.unparse(call.func) == "os.open" and not any(
         flag in words for flag in ("O_CREAT", "O_WRONLY", "O_RDWR", "flags")

@@ -1,5 +1,5 @@
-"""Which vectors are evaluated, when the evaluation leaves, what is played with which weights, and
-how the plays are scored.
+"""Which vectors are evaluated, when the evaluation ends, which weights are used, and how episodes
+are scored.
 """
 
 import threading
@@ -40,7 +40,7 @@ def config() -> RunConfig:
 
 
 class Player:
-    """A fake of the plays: stores a result for each vector, until it is interrupted."""
+    """A fake evaluator: stores a result for each vector, until it is interrupted."""
 
     def __init__(self, run: ObjectStore, interrupted_at: int | None = None) -> None:
         self.run, self.interrupted_at = run, interrupted_at
@@ -101,7 +101,7 @@ def test_no_evaluation_starts_after_the_runs_stop(
 
 
 class RecordedEngine(ScriptedEngine):
-    """A scripted engine that says what was asked of it, and of which weights."""
+    """A scripted engine that records its requests and the versions that answered them."""
 
     made: list["RecordedEngine"] = []
 
@@ -116,8 +116,8 @@ class RecordedEngine(ScriptedEngine):
 
 
 def scripted(prompt: str, seed: int) -> str:
-    """Solver and verifier: wrong at first on an odd sum, rejected, and then right; no answer at all
-    to what `FAILS_ON` says.
+    """Solver and verifier: wrong at first on an odd sum, rejected, and then right; no answer to
+    prompts with `FAILS_ON`.
     """
     if "<verify>" in prompt:
         return f"\\boxed{{{total(prompt)}}}"
@@ -215,7 +215,7 @@ def test_first_attempts_and_final_answers_are_scored_and_failed_episodes_have_no
 ) -> None:
     publish_scripted(memory_store, 0)
     found = problems(played)
-    assert {number % 2 for _, number in found} == {0, 1}  # or the script would show nothing
+    assert {number % 2 for _, number in found} == {0, 1}  # otherwise the script would show nothing
     assert played.evaluation is not None
     question = played.evaluation.prompts.stream().all(PROMPTS)[2].fields["question"]
     monkeypatch.setattr(f"{__name__}.FAILS_ON", question)
@@ -361,7 +361,9 @@ def test_a_vector_is_waited_for_until_all_its_versions_exist(
     player = Player(memory_store)
 
     def on_wait(seconds: float) -> bool:
-        """The verifier's version comes in the second pause; the service must stop in the fourth."""
+        """The verifier's version is published in the second pause; the service must stop in the
+        fourth.
+        """
         assert lifetime.heartbeat.last.state == "waiting"
         if len(lifetime.waits_s) == 2:
             assert player.asked == vectors(0)
@@ -385,7 +387,9 @@ def test_an_evaluation_waits_for_an_unreachable_store_and_can_be_stopped_meanwhi
     notes: list[str] = []
 
     class Pauses(threading.Event):
-        """Pauses take no time. The store is back at the second one, and away again at the third."""
+        """Pauses take no time. The store is reachable again at the second one, and unreachable at
+        the third.
+        """
 
         pauses_s: list[float] = []
 

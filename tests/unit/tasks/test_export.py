@@ -49,7 +49,7 @@ def test_an_earlier_export_is_replaced_and_no_other_file_remains(tmp_path: Path)
     out.mkdir()
     assert export_model(made.run, "solver", 0, out) == 0
     (out / "config.json").write_text("changed")
-    (out / ".astraflow-killed").mkdir()  # of an export that was killed
+    (out / ".astraflow-killed").mkdir()  # of a killed export
     assert export_model(made.run, "solver", 0, out) == 0
     assert (out / "config.json").read_bytes() == b"{}"
     assert sorted(os.listdir(out)) == [".astraflow-killed", "config.json", "model.safetensors"]

@@ -54,7 +54,7 @@ def copy_all(run: ObjectStore, mirror: Path) -> ObjectStore:
 
 
 def data(store: ObjectStore) -> list[int]:
-    """Versions whose data is there."""
+    """Versions whose data exist."""
     keys = store.list("weights/solver")
     return sorted({int(key.split("/")[2]) for key in keys if key.endswith(".safetensors")})
 
@@ -103,7 +103,7 @@ def test_an_unreachable_mirror_is_reported_and_the_next_gc_finishes_it(
     assert data(mirror) == list(range(LAST + 1))
     later = garbage_collection.survey(
         run, "one", config, Retention(last=LAST, grace_s=0.0)
-    )  # nothing more goes at home
+    )  # nothing more is deleted at home
     assert later.home.num_bytes == 0 < later.mirrors[0].num_bytes
     assert garbage_collection.remove(later) == {}
     assert data(mirror) == [0, LAST - 1, LAST]
@@ -135,7 +135,7 @@ def test_a_mirror_shared_by_two_regions_is_counted_once(store: ObjectStore, tmp_
     config = loader.load("single_policy_tiny")
     shared = RegionConfig(
         mirror=str(tmp_path / "eu")
-    )  # a run that was started when recipes might still say so
+    )  # a run started when recipes still accepted it
     regions = config.rollout.model_copy(update={"regions": {"us-east": shared, "eu-west": shared}})
     config = config.model_copy(update={"rollout": regions})
     copy_all(run, tmp_path / "eu")
@@ -155,7 +155,7 @@ def test_orphans_are_counted_and_deleted(store: ObjectStore, tmp_path: Path) -> 
         run.put(key, b"cut off")
     runs.request_stop(run, Stop("completed", "all steps done", time.time()))
     found = garbage_collection.survey(run, "one", config, WANTED, now_s=time.time() + 2 * 86400.0)
-    assert found.home.orphans == (orphan,)  # the other goes with its version
+    assert found.home.orphans == (orphan,)  # the other is deleted with its version
     assert [(row.what, row.goes, row.num_bytes) for row in garbage_collection.rows(found)][1:] == [
         ("files that nothing names", "1 file", 0),
         ("unfinished files", "1 file", 4),

@@ -13,8 +13,8 @@ GROWING = [(10.0, 0.0), (12.0, 4.0), (14.0, 5.0)]
     [
         (10.0, 14.0, 5.0),
         (11.0, 13.0, 2.5),  # from 2.0 to 4.5
-        (0.0, 11.0, 2.0),  # nothing before it was born
-        (13.0, 99.0, 0.5),  # nothing after it was last seen
+        (0.0, 11.0, 2.0),  # zero before its start
+        (13.0, 99.0, 0.5),  # zero after its last sample
         (20.0, 30.0, 0.0),
         (0.0, 5.0, 0.0),
     ],
@@ -28,7 +28,7 @@ def test_an_empty_series_has_no_growth() -> None:
 
 
 def test_a_process_belongs_to_its_nearest_named_ancestor() -> None:
-    # server(1) ─ child(2);  worker(3) ─ flow(4) ─ judge(5) ─ judge's child(6);  a stranger's child(7)
+    # server(1) ─ child(2);  worker(3) ─ flow(4) ─ judge(5) ─ judge's child(6);  a foreign child(7)
     parents = {1: 0, 2: 1, 3: 0, 4: 3, 5: 4, 6: 5, 7: 99}
     seen = [Sampled(pid, parent, []) for pid, parent in parents.items()]
     found = process_cpu.components(seen, {1: "server", 3: "workers", 4: "rollout"})

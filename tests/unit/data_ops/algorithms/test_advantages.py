@@ -1,4 +1,4 @@
-"""Every expected number is worked out by hand beside its test."""
+"""Each expected number is worked out by hand beside its test."""
 
 import numpy as np
 import pytest
@@ -103,7 +103,7 @@ def test_equal_rewards_of_unequal_length_differ_by_the_overlong_penalty() -> Non
 
 
 def test_advantages_of_nearly_equal_rewards_are_bounded() -> None:
-    # std of ±1e-9 is 1.414e-9, drowned by eps 1e-5: 1e-9 / 1.0001414e-5
+    # std of ±1e-9 is 1.414e-9, much smaller than eps 1e-5: 1e-9 / 1.0001414e-5
     values = group_advantages(np.array([1e-9, -1e-9]), np.array([1, 1]), AdvantageConfig())
     np.testing.assert_allclose(values, [9.998586e-5, -9.998586e-5], rtol=1e-6)
 

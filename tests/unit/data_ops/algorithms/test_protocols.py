@@ -151,7 +151,7 @@ def test_an_error_names_the_place_and_the_reason() -> None:
 
 
 class Half:
-    """Has one verb of a curator and no other of any place."""
+    """Has one method of a curator and none of another place."""
 
     def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
         return True
@@ -194,7 +194,7 @@ def test_the_settings_of_a_custom_algorithm_are_read_without_importing_it() -> N
 
 
 class EveryOther:
-    """A curator of somebody else: found by import path, with an argument."""
+    """A curator found by import path, with an argument."""
 
     needs_shards = False
 
@@ -209,8 +209,8 @@ class EveryOther:
 
 
 class Replay:
-    """`latest` of the literature, to prove that the interface is wide enough: a share of the batch
-    comes back.
+    """The sampler `latest` of the literature, which shows that the interface suffices: a share of
+    the batch is replayed.
     """
 
     def __init__(self, ratio: float) -> None:

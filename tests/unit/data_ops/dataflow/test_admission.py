@@ -20,7 +20,7 @@ def test_outstanding_and_waiting_sequences_reduce_the_budget() -> None:
 
 
 def test_the_last_order_overshoots_the_budget_by_less_than_one_order() -> None:
-    # 1 sequence short: one order of 2 groups, although it brings 8
+    # 1 sequence short: one order of 2 groups, although it yields 8 sequences
     assert orders_to_admit([replace(NEED, waiting=31)], 3, 2) == 1
     assert orders_to_admit([replace(NEED, waiting=32)], 3, 2) == 0
 
@@ -32,8 +32,7 @@ def test_each_new_version_admits_one_more_batch() -> None:
 
 
 def test_the_lag_of_workers_reduces_the_budget() -> None:
-    # (0 + 1 + 3 − 2 − 0) · 8 = 16 sequences: rows for batches 3 and 4 would be too old when their
-    # turn comes
+    # (0 + 1 + 3 − 2 − 0) · 8 = 16 sequences: rows would be too old for batches 3 and 4
     assert demand(replace(NEED, lag=2), max_staleness=3) == 16
     # the next batch is always in demand: rows that are too old expire and are ordered again
     assert demand(replace(NEED, lag=5), max_staleness=3) == 8
@@ -46,7 +45,7 @@ def test_the_lag_is_an_average_of_versions_rounded_up() -> None:
     measured.observe(admitted=5, played=5)
     measured.observe(
         admitted=5, played=7
-    )  # newer weights are no credit: the next order may be less lucky
+    )  # newer weights do not reduce the demand: the next order may have a lower yield
     assert measured.value == 0
     measured.observe(admitted=5, played=4)
     assert measured.value == 1
@@ -82,9 +81,9 @@ def test_a_policy_short_of_sequences_is_served_although_another_has_enough() -> 
 
 
 def test_a_policy_with_a_large_backlog_stops_admission_for_all() -> None:
-    # 4 · (3 + 1) · 8 = 128 sequences is the most that one policy may hold
+    # 4 · (3 + 1) · 8 = 128 sequences is the maximum for one policy
     assert orders_to_admit([NEED, replace(NEED, waiting=128)], 3, 2) == 0
-    # 120 held: 2 more groups = 1 order
+    # 120 waiting: 2 more groups = 1 order
     assert orders_to_admit([NEED, replace(NEED, waiting=120)], 3, 2) == 1
 
 
@@ -96,9 +95,11 @@ def test_synchronous_training_admits_one_batch_per_version() -> None:
 
 def test_the_yield_starts_high_and_follows_the_kept_share() -> None:
     measured = Yield(samples_per_prompt=8)
-    assert measured.value == 32.0  # four sequences an episode
+    assert measured.value == 32.0  # four sequences per episode
     measured.observe(num_groups=4, num_kept=16)
-    assert measured.value == pytest.approx((3 * 32 + 4) / 4)  # the guess counts for three shards
+    assert measured.value == pytest.approx(
+        (3 * 32 + 4) / 4
+    )  # the initial estimate has the weight of three shards
     measured.observe(num_groups=4, num_kept=32)
     assert measured.value == pytest.approx((3 * 32 + 4 + 8) / 5)
     measured.observe(num_groups=0, num_kept=0)
@@ -115,7 +116,7 @@ def test_shards_without_rows_change_the_yield_by_a_limited_amount() -> None:
     assert measured.value == 24.0
     for _ in range(1000):
         measured.observe(num_groups=4, num_kept=0)
-    assert measured.value == 0.5  # never none at all
+    assert measured.value == 0.5  # never 0
 
 
 def test_the_yield_never_falls_below_its_floor() -> None:

@@ -1,5 +1,5 @@
-"""One policy's line from shards to batches: what replays may be taken from, what is remembered of
-shards and of fates.
+"""From the shards to the batches of one policy: sources of replays, and metrics of shards and
+fates.
 """
 
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ POLICY = "solver"
 
 
 class LastTrained:
-    """A sampler that replays the two newest trained rows, and writes down every row that it was
-    given for `asked`.
+    """A sampler that replays the two newest trained rows, and records every row that it gets in
+    `asked`.
     """
 
     asked = 4
@@ -88,7 +88,9 @@ def trained(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Objec
 def next_batch(
     run: ObjectStore, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[SequenceKey, bool]]:
-    """(key, replay) of each row of batch 4, whose sampler asks for so many trained rows."""
+    """(key, replay) of each row of batch 4, whose sampler requests the given number of trained
+    rows.
+    """
     monkeypatch.setattr(LastTrained, "asked", asked)
     made = assembly_of(run, sample=[f"{__name__}:LastTrained"], max_staleness=8)
     made.poll_version()

@@ -124,7 +124,7 @@ def test_a_worker_with_a_fast_clock_gives_no_negative_latency() -> None:
 
 
 def test_rows_of_an_order_with_an_unknown_worker_have_no_latency() -> None:
-    """As after a restart: the shard was taken in by a dataflow that is gone."""
+    """As after a restart: the shard was ingested by an earlier dataflow."""
     assert not any("shard_to_batch_s" in name for name in batch_metrics(batch(), {}, now_s=110.0))
     two = batch(row(SequenceKey(1, 0, 0, 0)), row(SequenceKey(2, 0, 0, 0)))
     assert batch_metrics(two, {2: 104.0}, now_s=110.0)["dataflow/shard_to_batch_s/max"] == 6.0

@@ -1,4 +1,6 @@
-"""An ingested shard crosses to another process as bytes, with all that the dataflow uses of it."""
+"""Transfer of an ingested shard to another process as bytes, with all fields that the dataflow
+uses.
+"""
 
 import pickle
 import pickletools

@@ -30,7 +30,7 @@ def assemble(ledger: Ledger) -> Batch | None:
 
 
 def made(ledger: Ledger) -> Batch:
-    """Assemble the next batch and say that it was committed."""
+    """Assemble the next batch and mark it as committed."""
     batch = assemble(ledger)
     assert batch is not None
     ledger.advance(batch)

@@ -29,7 +29,7 @@ def ids(order: Order) -> list[str]:
 
 
 class Odd:
-    """Accepts odd prompts, and from the moment it has seen an order only those above ten times its
+    """Accept odd prompts; after the first observed order, accept only those above ten times its
     number.
     """
 
@@ -167,7 +167,7 @@ def test_a_curator_draws_the_same_numbers_after_a_restart(memory_store: ObjectSt
 
 
 class Drawn:
-    """Accepts every prompt, and writes down the number it drew for each."""
+    """Accept every prompt, and record the random number drawn for each."""
 
     needs_shards = False
 

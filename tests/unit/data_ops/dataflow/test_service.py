@@ -72,14 +72,14 @@ def test_no_order_is_written_before_every_policy_has_weights(memory_store: Objec
 def test_the_first_orders_are_few_and_more_follow_as_shards_arrive(
     memory_store: ObjectStore,
 ) -> None:
-    # The solver has a demand of (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring
-    # 16 an order.
+    # The solver has a demand of (0 + 1 + 3) · 6 = 24 sequences; 2 samples of 2 prompts yield up to
+    # 16 per order.
     made = world(memory_store, max_staleness=3, filter=[])
     dataflow = made.dataflow()
     rounds(dataflow)
     assert [order.number for order in made.orders()] == [0, 1]
-    # One brings 2 a group, so (3 · 8 + 2) / 4 = 6.5 are expected: (24 − 4) / 6.5 − 2 groups on the
-    # way = 1.1 groups.
+    # One shard yields 2 per group, so (3 · 8 + 2) / 4 = 6.5 are expected: (24 − 4) / 6.5 − 2
+    # outstanding groups = 1.1 groups.
     made.play([0])
     rounds(dataflow)
     assert [order.number for order in made.orders()] == [0, 1, 2]
@@ -269,7 +269,7 @@ def test_shards_may_be_ingested_anywhere_and_in_any_order(memory_store: ObjectSt
 
 
 class SeenByCurator:
-    """Refuses a prompt whose id ends as some seen order's number does."""
+    """Refuses a prompt whose id ends like the number of a seen order."""
 
     needs_shards = True
 
@@ -313,7 +313,7 @@ def test_a_trainer_is_starved_when_it_has_used_every_batch(memory_store: ObjectS
     assert not dataflow.starved  # two batches each, one of them ahead
     for starved in (False, True):
         made.train("solver")
-        for assembly in dataflow._assemblies:  # what a round looks at first
+        for assembly in dataflow._assemblies:  # the first read of a round
             assembly.poll_version()
         assert dataflow.starved is starved
     made.finish(dataflow)
@@ -464,8 +464,8 @@ def test_pauses_double_during_a_store_outage_and_are_reset_after_it(
     lifetime = ScriptedLifetime(away, "dataflow", answers_for_a_while)
     config = made.config.model_copy(update={"poll_interval_s": 0.2, "gather_interval_s": 1e-9})
     serve(lifetime, config, made.policies, 5)
-    # eight failures, the first round, which writes orders, needs no pause; two rounds without work;
-    # then a failure again
+    # eight failures; the first round, which writes orders, needs no pause; two rounds without work;
+    # then another failure
     assert lifetime.waits_s == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 0.2, 0.2, 0.5]
     assert lifetime.heartbeat.last.note == "the store does not answer: the store is away"
 
@@ -482,7 +482,7 @@ def test_orders_after_many_unanswered_ones_are_found_in_turn(
     made.play([4])
     assert [dataflow._probe_shards() for _ in range(3)] == [[], [], [4]]
     made.play([0])
-    rest = -(-(len(opened) - 5) // 2)  # the ring goes on behind order 4 and then begins again
+    rest = -(-(len(opened) - 5) // 2)  # the search continues after order 4 and then wraps around
     found = [dataflow._probe_shards() for _ in range(rest + 1)]
     assert [numbers for numbers in found if numbers] == [[0]]
 
@@ -552,7 +552,7 @@ def test_a_run_without_trainable_rows_has_a_stall_reason(
 def test_the_stall_reason_of_failed_episodes_has_their_number_and_the_commonest_error(
     memory_store: ObjectStore,
 ) -> None:
-    """A workflow that raises at once leaves no sequence, and so no group of any policy."""
+    """A workflow that raises immediately gives no sequence, and so no group of any policy."""
     assemblies = [_assembly(memory_store, "solver"), _assembly(memory_store, "verifier")]
     plays = [
         *[episode(error="KeyError: 'answer'", failure_kind=FailureKind.WORKFLOW_BUG)] * 2,

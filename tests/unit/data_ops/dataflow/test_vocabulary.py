@@ -83,11 +83,11 @@ def test_a_sequence_with_a_token_beyond_the_vocabulary_is_filtered(
         shard(
             group(
                 episode(sequence((40, 12), (40, 0, 2), reward=1.0)),
-                episode(sequence((11, 12), (40, 41, 2), reward=0.0)),  # sampled beyond it
+                episode(sequence((11, 12), (40, 41, 2), reward=0.0)),  # a sampled token beyond it
                 prompt_id=first.id,
             ),
             group(
-                episode(sequence((41, 12), (40, 2), reward=1.0)),  # a prompt's token beyond it
+                episode(sequence((41, 12), (40, 2), reward=1.0)),  # a prompt token beyond it
                 episode(sequence((11, 12), (40, 2), reward=0.0)),
                 episode(sequence((11, 12), (39, 2), reward=1.0)),
                 prompt_id=second.id,
@@ -99,7 +99,7 @@ def test_a_sequence_with_a_token_beyond_the_vocabulary_is_filtered(
     (assembly,) = dataflow._assemblies
     reasons = {entry.key: entry.reason for entry in assembly.ledger.entries}
     assert reasons == {
-        SequenceKey(0, 0, 0, 0): "zero_advantage",  # alone in its group
+        SequenceKey(0, 0, 0, 0): "zero_advantage",  # the only row of its group
         SequenceKey(0, 0, 1, 0): "outside_vocabulary",
         SequenceKey(0, 1, 0, 0): "outside_vocabulary",
     }

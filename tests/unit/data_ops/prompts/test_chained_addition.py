@@ -1,4 +1,4 @@
-"""Problems of chained addition: what they are, and that the splits never meet."""
+"""Problems of chained addition: their content, and disjoint splits."""
 
 import pytest
 
@@ -18,8 +18,8 @@ def test_text_other_than_chained_addition_is_refused(text: str):
 
 
 def test_a_problem_is_the_same_in_every_release():
-    """Held-out sets and orders name problems by number: another generator would silently change
-    every stored run.
+    """Held-out sets and orders name problems by number: another generator would change every stored
+    run without an error.
     """
     made = [
         (problem(i, "train", 0).fields["question"], problem(i, "test", 3).fields["question"])

@@ -144,9 +144,7 @@ def test_without_the_package_datasets_the_message_has_the_install_command(
 
 
 class FakeDatasets(ModuleType):
-    """As much of the package `datasets` as is used: one data set, or a hub that cannot be
-    reached.
-    """
+    """The used part of the package `datasets`: one data set, or an unreachable hub."""
 
     def __init__(self, reachable: bool) -> None:
         super().__init__("datasets")
@@ -336,7 +334,7 @@ def test_a_line_of_unlimited_length_is_refused_before_the_rest_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = json.dumps({"question": "1+1=?", "answer": "2"})
-    monkeypatch.setattr(files, "LINE_BYTES_MAX", len(good) + 1)  # its line feed counts
+    monkeypatch.setattr(files, "LINE_BYTES_MAX", len(good) + 1)  # the line feed is included
     assert [prompt.id for prompt in read_jsonl(write_lines(tmp_path / "a.jsonl", good, good))] == [
         "a/0",
         "a/1",

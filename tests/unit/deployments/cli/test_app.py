@@ -34,7 +34,7 @@ COMMANDS = (
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A home and a store of its own for every call."""
+    """A new home and store for every call."""
     monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "store"))
     return str(tmp_path / "store")

@@ -1,5 +1,5 @@
-"""One run whose objects are damaged, hostile or of another release: every command names it and goes
-on with the others.
+"""One run with damaged, hostile or foreign objects: every command names it and continues with the
+others.
 """
 
 import io
@@ -33,7 +33,7 @@ NOT_JSON = b"\x00\xff{"
 
 @cache
 def sound_run() -> dict[str, bytes]:
-    """Key → object of a run that went one step."""
+    """Key → object of a run with one step."""
     made = SmallRun("bad-runs")
     for policy in ("solver", "verifier"):
         made.version(policy, 0)
@@ -48,7 +48,7 @@ def sound_run() -> dict[str, bytes]:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    """Two sound runs, `good` and, younger, `bad`."""
+    """Two valid runs, `good` and the newer `bad`."""
     monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "store"))
     found = open_store(str(tmp_path / "store"))
@@ -152,10 +152,10 @@ def test_a_command_on_an_unreadable_run_gives_an_error_of_one_sentence(
     assert "Traceback" not in said.output
     assert (
         "run.json" in said.stderr or command == "verify"
-    )  # which judges what its config says, whatever that is
+    )  # it validates the config's content, whatever that is
     assert call(command, "good").exit_code == (
         1 if command == "verify" else 0
-    )  # a small run's books do not balance
+    )  # the ledger of a small run does not balance
 
 
 def test_the_default_run_is_the_newest_readable_one(store: ObjectStore) -> None:
@@ -324,7 +324,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J[/][bold]\u202e\x9b31m<script>alert(1)</script
 
 
 def hostile_run(name: str) -> SmallRun:
-    """A run in which every text that anybody may choose is hostile."""
+    """A run in which every freely chosen text is hostile."""
     made = SmallRun(name)
     made.version("solver", 0)
     made.beat("supervisor", "supervisor", 100.0, state=HOSTILE, note=HOSTILE)

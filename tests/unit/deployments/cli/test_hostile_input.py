@@ -1,6 +1,4 @@
-"""Whatever the command line is given, the answer is a sentence and exit code 1 or 2, before
-anything starts.
-"""
+"""Any input to the command line gives one sentence and exit code 1 or 2, before anything starts."""
 
 import os
 import re
@@ -122,7 +120,7 @@ RECIPES = {
 
 @pytest.fixture(autouse=True)
 def closed_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home in which nothing can start: input that were to be accepted ends there."""
+    """A home in which nothing can start: accepted input fails there."""
     (tmp_path / "file").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / "file" / "home"))
@@ -135,8 +133,8 @@ def call(*arguments: str) -> Result:
 
 
 def is_a_sentence(said: Result) -> bool:
-    """One that says what is wrong; not one of the closed home, which is where good input comes to
-    its end.
+    """Return the error sentence of refused input; fail for the error of the unwritable home, which
+    shows that input was accepted.
     """
     assert said.exit_code in (1, 2), said.output
     assert not re.search(r"unexpected \w*(Error|Exception|Warning|Exit)", said.stderr), said.stderr

@@ -16,7 +16,7 @@ NOWHERE = "http://127.0.0.1:1/api"
 
 @pytest.fixture(autouse=True)
 def _our_deployments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Prefect server that has what `astraflow deploy` registers."""
+    """A Prefect server with the deployments of `astraflow deploy`."""
     names = [f"{one.flow}/{one.name}" for one in DEPLOYMENTS]
 
     def deployments_of(api_url: str, flow: str) -> list[str]:
@@ -84,7 +84,7 @@ def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(
     stored = config.model_dump(mode="json")
     del stored["policies"]["solver"]["train"][
         "anchor_every"
-    ]  # as by an earlier version, which had no such setting
+    ]  # as stored by an earlier release without this setting
     run = runs.create_run(memory_store, "mine", stored)
     assert preflight.refuse_restart(memory_store, "mine", config) is None
     cancelled = runs.request_stop(run, Stop("cancelled", "by a person", 5.0))

@@ -1,6 +1,4 @@
-"""A stored `run.json` names code; commands that only look at a run never import it, whoever wrote
-it.
-"""
+"""A stored `run.json` names code; commands that only read a run never import it."""
 
 import sys
 from pathlib import Path
@@ -44,8 +42,8 @@ LOOKS = (
 
 @pytest.fixture
 def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that is there once the stranger's module was imported, which the store's only run
-    names everywhere.
+    """The file that exists after the foreign module was imported, which the store's only run names
+    in every key.
     """
     proof = tmp_path / "imported"
     (tmp_path / f"{MODULE}.py").write_text(f"open({str(proof)!r}, 'w').close()\n")

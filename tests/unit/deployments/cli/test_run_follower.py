@@ -35,7 +35,7 @@ def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
     home.create()
     monkeypatch.setattr(
         run_follower, "last_words", lambda followed: "the end"
-    )  # they are Prefect's, which is not there
+    )  # they come from Prefect, which is not running
     return Followed(
         store=open_store(str(tmp_path / "store")),
         run_id="tiny-1",
@@ -53,7 +53,7 @@ def _create(store: ObjectStore) -> ObjectStore:
 
 
 def _script(*acts: FlowRun | Callable[[], FlowRun]) -> Callable[[str, str], FlowRun]:
-    """Prefect's answers, one after the other; the last one stays."""
+    """Prefect's responses in turn; the last one is repeated."""
     left = list(acts)
 
     def read(api_url: str, flow_run_id: str) -> FlowRun:

@@ -81,9 +81,7 @@ def test_a_stack_with_another_store_refuses_the_run(
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
-    """The parameters of every flow run that is started, on a server that has what
-    `astraflow deploy` registers.
-    """
+    """Parameters of every started flow run, on a server with the deployments of `astraflow deploy`."""
     found: list[Mapping[str, Any]] = []
     names = [f"{one.flow}/{one.name}" for one in deployments.DEPLOYMENTS]
 
@@ -114,7 +112,7 @@ def stack_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own_server: b
 
 
 def write_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The person's folder, from which two prompt files are named."""
+    """The user's folder, from which two prompt files are named."""
     folder.mkdir()
     for name in ("recipes.jsonl", "own.jsonl"):
         (folder / name).write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
@@ -192,7 +190,7 @@ def test_the_stack_is_reported_as_running_only_while_it_runs(tmp_path: Path) -> 
     followed = Followed(
         store=store, run_id="mine", api_url=up.prefect_url, flow_run_id="f", links={}, home=home
     )
-    for ready in (True, False):  # `down` takes the readiness away before it ends the runs
+    for ready in (True, False):  # `down` removes the readiness before it ends the runs
         state.save(home, replace(up, ready=ready))
         said: list[str] = []
         run_launcher.summarize(followed, status(store, "mine"), said.append)

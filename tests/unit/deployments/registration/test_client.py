@@ -1,4 +1,4 @@
-"""Prefect's client and a server that asks for a secret: only what both say to each other."""
+"""Prefect's client and a server that requires a secret: their requests and responses."""
 
 import threading
 from collections.abc import Iterator

@@ -35,7 +35,7 @@ def test_each_member_of_an_embedded_run_can_be_launched_in_any_region(recipe: st
 
 
 def test_no_module_has_the_name_of_a_region() -> None:
-    """Docstrings may have one as an example; `us-east-1` is a region of AWS, and none of ours."""
+    """Docstrings may use one as an example; `us-east-1` is a region of AWS and not of this project."""
     recipes = (PROJECT / "recipes").glob("*.yaml")
     regions = {
         name
@@ -60,7 +60,7 @@ def test_no_module_has_the_name_of_a_region() -> None:
 
 
 def _literals(module: Path) -> Iterator[str]:
-    """The string literals of a module, but for docstrings."""
+    """The string literals of a module without its docstrings."""
     tree = ast.parse(module.read_text())
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -91,8 +91,8 @@ def test_the_nightly_gc_is_registered_inactive_as_a_dry_run() -> None:
 
 
 class StandingServer:
-    """A Prefect client of a server where a person has changed a deployment and switched its
-    schedule on.
+    """A Prefect client of a server on which a user has changed a deployment and activated its
+    schedule.
     """
 
     def __init__(self, parameters: dict[str, object]) -> None:

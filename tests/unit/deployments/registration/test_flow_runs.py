@@ -1,4 +1,4 @@
-"""Cancelling flow runs: as long as one after the other ends, the rest is waited for."""
+"""Cancelling flow runs: the rest is waited for while flow runs end one after the other."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from deployments.registration import flow_runs
 
 
 class Server:
-    """Flow runs that end one by one, one at each look and every look `look_s` after the last."""
+    """Flow runs that end one by one, one at every poll; polls are `look_s` apart."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, count: int, look_s: float, ends: bool = True

@@ -1,4 +1,4 @@
-"""The guard before an application that notes what reaches it."""
+"""The guard in front of an application that records the requests that reach it."""
 
 import asyncio
 from collections.abc import MutableMapping
@@ -42,13 +42,13 @@ def application() -> Application:
 
 @pytest.fixture
 def mlflow(application: Application) -> Guard:
-    """The guard of an application that asks for no secret."""
+    """The guard of an application without authentication."""
     return Guard(application, SECRET, authenticates=False, clock=lambda: NOW_S)
 
 
 @pytest.fixture
 def prefect(application: Application) -> Guard:
-    """The guard of an application that asks for the secret by itself."""
+    """The guard of an application with its own authentication."""
     return Guard(application, SECRET, authenticates=True, clock=lambda: NOW_S)
 
 

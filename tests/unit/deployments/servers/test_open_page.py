@@ -1,5 +1,4 @@
-"""The page that logs a browser in: its own script, run by node against the guard behind a real HTTP
-server.
+"""The login page: its own script, run by node against the guard behind a real HTTP server.
 
 node stands in for the browser: it has the same URL, fetch and Promise. What a page has besides, an
 address, a history, a storage and a body, is written down below and reports what the script did with
@@ -55,22 +54,20 @@ new Function("location", "history", "localStorage", "document", "fetch", script)
 
 
 class _Served(uvicorn.Server):
-    """A server in a thread, which leaves the process's signals alone."""
+    """A server in a thread, which does not change the signal handlers of the process."""
 
     def install_signal_handlers(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
 def clock() -> list[float]:
-    """What the server takes for the time; a test may change it."""
+    """The server's clock; a test can change it."""
     return [time.time()]
 
 
 @pytest.fixture(scope="module")
 def prefect(clock: list[float]) -> Iterator[str]:
-    """The address of the guard of an application that reads the secret from the browser's
-    storage.
-    """
+    """The address of the guard of an application that reads the secret from the browser's storage."""
     guard = Guard(Application(), SECRET, authenticates=True, clock=lambda: clock[0])
     server = _Served(
         uvicorn.Config(guard, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
@@ -85,7 +82,7 @@ def prefect(clock: list[float]) -> Iterator[str]:
 
 
 def opened(address: str, broken: str = "") -> dict[str, Any]:
-    """What the page's script did in a browser that opened this address."""
+    """The effects of the page's script in a browser that opened this address."""
     if NODE is None:
         pytest.skip("node is not installed")
     page = ask(Guard(Application(), SECRET, authenticates=True), "/open")

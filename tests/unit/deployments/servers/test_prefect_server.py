@@ -1,5 +1,5 @@
-"""Prefect's own application behind the guard, and its own database classes, mended: the one place
-that leans on something private to Prefect.
+"""Prefect's own application behind the guard, and its patched database classes, the only use of
+Prefect's private names.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ RUN_A_COMMAND = "/api/deployments/4f7e3c8e-0000-4000-8000-000000000000/create_fl
 
 
 class _Session:
-    """Stands for a SQLAlchemy session; remembers how its transaction was to begin."""
+    """Stands for a SQLAlchemy session; records how its transaction was started."""
 
     def __init__(self) -> None:
         self.mode: str | None = None

@@ -95,7 +95,7 @@ def test_a_store_url_keeps_its_parameters_for_the_workers(
 
 @pytest.fixture(autouse=True)
 def _environment_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `prepare` sets is taken back."""
+    """Restore the variables that `prepare` sets."""
     for name in (*environment.UNTRACKED, "PREFECT_API_AUTH_STRING"):
         monkeypatch.setenv(name, "before")
         monkeypatch.delenv(name)
@@ -133,7 +133,9 @@ def test_credentials_are_sent_only_to_the_servers_they_belong_to(
     assert not [name for name, value in elsewhere.items() if secret.partition(":")[2] in value]
     monkeypatch.delenv("PREFECT_API_AUTH_STRING")
     elsewhere = environment.of_stack(home, _stack(own_server=False), {})
-    assert elsewhere["PREFECT_API_AUTH_STRING"] == ""  # not that of a `prefect.toml` in the clone
+    assert (
+        elsewhere["PREFECT_API_AUTH_STRING"] == ""
+    )  # not the address of a `prefect.toml` in the clone
 
 
 KEYS = (

@@ -89,7 +89,7 @@ def test_a_foreign_process_with_the_recorded_id_is_not_ours(tmp_path: Path) -> N
 
 def test_a_zombie_child_is_not_alive(tmp_path: Path) -> None:
     process = _start([sys.executable, "-c", "raise SystemExit(3)"], tmp_path)
-    until(lambda: not processes.is_alive(process))  # a zombie is no living process
+    until(lambda: not processes.is_alive(process))  # a zombie is not alive
 
 
 def test_stopping_a_process_stops_its_children_too(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Waiting for a part of the stack: as long as it works, however long that is; not for one that
-hangs, loops or has died.
+"""Waiting for a component of the stack: without a time limit while it works; an error if it hangs,
+loops or is dead.
 """
 
 import os
@@ -19,7 +19,7 @@ BUSY_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BU
 
 
 class Started:
-    """A process of a test, ended with it."""
+    """A process of a test, stopped at its end."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self.process = processes.start(

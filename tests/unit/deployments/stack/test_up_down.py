@@ -39,7 +39,7 @@ def _sleeper(home: Home, name: str) -> processes.Process:
         name, SLEEP, {MARK: str(home.root)}, home.logs / f"{name}.log", home.root
     )
     while started.pid not in [one.pid for one in processes.marked(str(home.root))]:
-        time.sleep(0.01)  # the kernel shows a new program's environment a moment after it began
+        time.sleep(0.01)  # the kernel shows a new program's environment with a short delay
     return started
 
 
@@ -83,7 +83,7 @@ def test_runs_that_an_unreachable_server_did_not_cancel_are_named(
 
 
 def _silent_run(home: Home, run_id: str, pid: int, state: str = "working") -> None:
-    """A run whose supervisor, the process `pid`, last beat a minute ago."""
+    """A run whose supervisor, the process `pid`, wrote its last heartbeat a minute ago."""
     run = runs.create_run(
         open_store(home.store.as_uri()),
         run_id,
@@ -108,7 +108,7 @@ def test_a_run_with_a_slow_supervisor_is_named_and_one_with_a_dead_supervisor_is
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
     monkeypatch.setattr(
         processes, "CLOCK_SLACK_S", 3600.0
-    )  # this very process may be younger than the beat
+    )  # this process can be younger than the heartbeat
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     _silent_run(home, "slow", os.getpid())

@@ -53,7 +53,7 @@ def test_only_the_end_of_a_very_long_text_is_searched() -> None:
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """The least CPU time of five runs."""
+    """The minimum CPU time of five runs."""
     times = []
     for _ in range(5):
         start_s = time.process_time()

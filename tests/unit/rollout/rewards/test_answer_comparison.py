@@ -1,4 +1,4 @@
-"""What is decided about an answer without algebra, on the event loop."""
+"""Decisions about an answer without algebra, on the event loop."""
 
 import re
 import time
@@ -310,4 +310,4 @@ def test_the_quick_comparison_is_bounded_for_any_answer(part: str) -> None:
     start_s = time.process_time()
     for reference in ("12", "1, 2", "(1,2)", "x+1", "\\text{no}"):
         equal(text, reference)
-    assert time.process_time() - start_s < 0.5  # CPU time: 20 to 100 times what it takes
+    assert time.process_time() - start_s < 0.5  # CPU time: 20 to 100 times the usual one

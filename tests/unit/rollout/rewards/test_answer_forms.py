@@ -1,5 +1,5 @@
-"""Answers as people and models write them, against golds in the forms of MATH, Minerva and
-olympiads.
+"""Answers in forms of people and models, against reference answers in the forms of MATH, Minerva
+and olympiads.
 """
 
 import pytest

@@ -1,6 +1,4 @@
-"""Answers in the many notations of people and models, by gold: those that mean it and those that
-only look like it.
-"""
+"""Answers in many notations, by reference answer: equal ones and similar different ones."""
 
 import pytest
 
@@ -8,8 +6,8 @@ from rollout.rewards.math_judge import judge
 
 # fmt: off
 TABLE: dict[str, tuple[list[str], list[str]]] = {
-    # gold: (right answers, wrong answers)
-    # derivatives: an unknown of their own, never 0
+    # reference: (right answers, wrong answers)
+    # derivatives: a separate unknown, never 0
     "m \\frac{d v}{d t}+b v=f": (
         ["m dv/dt = f - bv", "m\\frac{dv}{dt}+bv=f", "m\\dfrac{dv}{dt} + bv = f", "bv+m\\frac{dv}{dt}=f"],
         ["\\frac{dv}{dt}+bv=f", "bv=f"],

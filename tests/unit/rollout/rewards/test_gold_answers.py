@@ -1,5 +1,5 @@
-"""Golds of real problem sets, judged as answers. Those in DATA lie beside the repository, if at
-all; OWN are always there.
+"""Reference answers of real problem sets, judged as answers. Those in DATA are beside the
+repository, if present; OWN are always available.
 """
 
 import json
@@ -52,7 +52,9 @@ def rows(name: str) -> list[dict[str, object]]:
 
 
 def wrongly_judged(golds: list[str]) -> tuple[list[tuple[Labelled, bool | None]], int]:
-    """The labelled answers which are judged at sight as they are not, and the number of all."""
+    """The labelled answers that the quick comparison decides against their label, and the number of
+    all.
+    """
     pairs = [pair for gold in golds for pair in labelled(gold)]
     verdicts = [equal(pair.answer, pair.gold) for pair in pairs]
     return [

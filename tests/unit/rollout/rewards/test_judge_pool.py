@@ -40,7 +40,7 @@ def judge_of(pool: JudgePool) -> Judge:
 
 
 async def until_busy(pool: JudgePool) -> None:
-    """Waits until a child has a question; the pool has no event for it."""
+    """Wait until a child has a question; the pool has no event for it."""
     while not pool._busy:  # noqa: ASYNC110 -- it is set in a thread
         await asyncio.sleep(0.01)
 
@@ -65,7 +65,7 @@ async def test_the_number_of_child_processes_is_limited() -> None:
 async def test_a_comparison_over_its_time_limit_is_killed_and_the_next_one_works() -> None:
     pool = JudgePool(timeout_s=0.3, judges_max=1)
     try:
-        for _ in range(2):  # a timeout is no verdict, so it is not kept
+        for _ in range(2):  # a timeout is not a verdict, so it is not cached
             with pytest.raises(JudgeTimeoutError, match=r"no verdict within 0\.3 s of CPU time"):
                 await pool.equal(ENDLESS, "1+x")
         pool._timeout_s = 30.0
@@ -147,7 +147,9 @@ def test_the_pool_works_outside_the_main_thread_and_in_several_event_loops(pool:
 async def test_a_killed_child_is_replaced_and_the_question_repeated(pool: JudgePool) -> None:
     await pool.equal("x+1", "1+x")
     child = judge_of(pool).pid
-    os.kill(child, signal.SIGSTOP)  # it has the question, and cannot have answered when it dies
+    os.kill(
+        child, signal.SIGSTOP
+    )  # it has the question and cannot have answered before it is killed
     question = asyncio.create_task(pool.equal("x+2", "2+x"))
     await until_busy(pool)
     os.kill(child, signal.SIGKILL)
@@ -166,7 +168,7 @@ async def test_a_question_that_kills_every_child_is_given_up() -> None:
     try:
         with pytest.raises(JudgeFailedError, match="2 judges died over one question"):
             await pool.equal("x+1", "1+x")
-        assert await pool.equal("x+1", "1+x")  # a failure is no verdict, so it is not kept
+        assert await pool.equal("x+1", "1+x")  # a failure is not a verdict, so it is not cached
     finally:
         pool.close()
 
@@ -192,7 +194,7 @@ async def test_closing_stops_the_running_comparison_and_the_queue() -> None:
 def test_a_child_exits_when_its_parent_is_dead() -> None:
     judge = Judge()
     assert judge._child.stdin is not None
-    judge._child.stdin.close()  # what the kernel does when the parent dies
+    judge._child.stdin.close()  # the effect of the parent's death in the kernel
     assert judge._child.wait(100.0) == 0
     judge.close()
 

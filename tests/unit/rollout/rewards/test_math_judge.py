@@ -119,7 +119,7 @@ def test_each_comparison_has_the_full_time_limit() -> None:
     code = "from rollout.rewards import math_judge\nmath_judge.judge = lambda *_: sum(range(6_000_000)) > 0\nmath_judge.main()"
     child = answers_of(
         code, *[{"answer": "1", "reference": "1", "timeout_s": 1.0}] * 20
-    )  # some 2 s of CPU in all
+    )  # about 2 s of CPU in total
     assert child.stdout.count('{"equal": true}') == 20
 
 

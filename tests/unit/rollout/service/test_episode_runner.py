@@ -37,7 +37,7 @@ PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "
 
 
 class Plays:
-    """A workflow that does what it is given to do."""
+    """A workflow with a given effect."""
 
     roles: tuple[str, ...] = ("solver",)
 
@@ -73,7 +73,7 @@ async def test_an_exception_of_an_episode_is_recorded_and_the_others_continue() 
 
 
 class Judged:
-    """A reward that is waited for, and then has no verdict or a score."""
+    """A reward that takes time and then has no verdict or a score."""
 
     error: Exception | None = None
 
@@ -98,7 +98,7 @@ async def test_an_answer_without_a_verdict_is_a_failed_episode_not_a_wrong_answe
         "JudgeTimeoutError: no verdict within 5 s of CPU time"
     ] * 2
     routed = route_group(0, 0, group, "solver")
-    assert routed is None  # nothing of it reaches a baseline or a batch
+    assert routed is None  # no value of it is part of a baseline or a batch
 
 
 async def test_the_episode_clock_stops_while_the_judge_works() -> None:
@@ -155,7 +155,7 @@ async def test_the_exception_of_a_workflow_determines_the_failure_kind(
 
 
 class Diary:
-    """A workflow with as many turns as the context has space for."""
+    """A workflow with turns until the context is full."""
 
     roles: tuple[str, ...] = ("solver",)
 
@@ -331,5 +331,5 @@ async def test_the_number_of_concurrent_episodes_is_limited() -> None:
     workflow = Counting()
     pool = pool_of(workflow, solver=player)
     await run_group(pool, PROMPT, 20, seed=0)
-    assert workflow.most == 6  # two for each of the engine's three places
+    assert workflow.most == 6  # two for each of the engine's three slots
     assert pool.running == 0

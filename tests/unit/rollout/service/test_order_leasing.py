@@ -74,7 +74,7 @@ def test_a_released_order_is_soon_open_to_others(memory_store: ObjectStore) -> N
     assert held is not None
     assert numbers(b) == [None]
     a.give_back(held)
-    clock.now_s += 1.0  # others' orders are looked at again after a second
+    clock.now_s += 1.0  # orders of other workers are polled again after a second
     taken = b.next()
     assert taken is not None
     assert taken.lease == Lease(
@@ -124,7 +124,7 @@ def test_an_unreadable_lease_does_not_protect_an_order(memory_store: ObjectStore
 
 
 class SlowRenewal:
-    """A backend whose first overwriting takes until `go` is set."""
+    """A backend whose first overwrite blocks until `go` is set."""
 
     def __init__(self, backend: Backend) -> None:
         self.under_way, self.go = threading.Event(), threading.Event()
@@ -153,7 +153,7 @@ def test_a_concurrent_renewal_does_not_undo_a_release(
     renews.start()
     assert slow.under_way.wait(PATIENCE_S)
     gives_back.start()
-    gives_back.join(0.2)  # it waits for the renewal; one that did not would be through by now
+    gives_back.join(0.2)  # it waits for the renewal; otherwise it would be finished by now
     slow.go.set()
     renews.join()
     gives_back.join()

@@ -43,7 +43,7 @@ def held(run: ObjectStore, order: int) -> Lease:
 
 
 def version_bytes(run: ObjectStore, policy: str) -> int:
-    """What a worker reads of version 0: its files once, its manifest for them and for the
+    """Bytes that a worker reads of version 0: its files once, its manifest for them and for the
     tensors.
     """
     keys = run.list(layout.weights(policy, 0))
@@ -188,8 +188,8 @@ def test_a_lease_is_renewed_while_its_order_is_processed(memory_store: ObjectSto
 
 
 class Steps:
-    """Stands for `asyncio.sleep`: passes at once, writes down how long each pause was to be, and
-    ends the task after a few.
+    """Stands for `asyncio.sleep`: returns immediately, records the length of each pause, and ends
+    the task after a few.
     """
 
     def __init__(self, count: int) -> None:
@@ -442,9 +442,7 @@ def test_an_invalid_recipe_is_refused_before_anything_starts(
 
 
 class Absent:
-    """A backend that fails while it is `away`: every call, or only those such as "create
-    shards/".
-    """
+    """A backend that fails while `away` is set: every call, or only those such as "create shards/"."""
 
     def __init__(self, backend: Backend, only: str = "") -> None:
         self.away = False

@@ -161,7 +161,7 @@ def test_spans_of_concurrent_threads_are_all_counted(
         assert heartbeat.last.versions == {f"thread-{number}": 99 for number in range(8)}
         assert (
             heartbeat.last.seconds["wait"] >= 800
-        )  # every span took at least one tick of the counting clock
+        )  # each span took at least one tick of the counting clock
 
 
 def test_the_heartbeat_of_a_failed_service_has_the_error(memory_store: ObjectStore) -> None:
@@ -174,7 +174,7 @@ def test_the_heartbeat_of_a_failed_service_has_the_error(memory_store: ObjectSto
 
 
 class Failing:
-    """A backend whose writes all fail."""
+    """A backend whose every write fails."""
 
     error: Exception = TransientError("away")
 
@@ -240,7 +240,7 @@ def test_an_unreadable_heartbeat_does_not_hide_the_others(memory_store: ObjectSt
 
 
 def stands(store: ObjectStore, attempt: int) -> bytes:
-    """Put the heartbeat of another attempt into the trainer's place."""
+    """Replace the trainer's heartbeat by one of another attempt."""
     builders.put_heartbeat(store, builders.heartbeat("trainer", "t", attempt=attempt))
     return store.get(KEY)
 
@@ -254,9 +254,9 @@ def test_a_writer_stops_permanently_with_a_log_line_when_a_newer_attempt_is_aliv
         deadline = time.monotonic() + PATIENCE_S
         while (
             not told.wait(0.02) and time.monotonic() < deadline
-        ):  # a write in flight may fall on the successor's beat
+        ):  # a write in flight can still arrive
             successor = stands(memory_store, 2)
-        memory_store.delete(KEY)  # not even now does it begin again
+        memory_store.delete(KEY)  # it does not start again even now
         time.sleep(0.05)
         assert memory_store.list() == []
         memory_store.put(KEY, successor)
@@ -282,7 +282,7 @@ def test_an_unreadable_stored_heartbeat_does_not_stop_the_service(
     memory_store: ObjectStore,
 ) -> None:
     class Unreadable:
-        """Writes well, and reads nothing."""
+        """A backend that writes normally and fails every read."""
 
         error: Exception = TransientError("away")
 
@@ -344,7 +344,7 @@ NUMBERS = (
 
 
 def body(name: str = "", value: str = "") -> bytes:
-    """A worker's heartbeat in which one field, `inner` ones after dots, has the JSON `value`."""
+    """A worker's heartbeat in which one field (a path with dots: `inner`) has the JSON `value`."""
     fields: Any = "PLACE"
     for part in reversed(name.split(".") if name else ()):
         fields = {part: fields}
@@ -397,7 +397,7 @@ def test_a_long_text_of_a_heartbeat_is_shortened() -> None:
 
 
 def test_a_heartbeat_of_an_earlier_release_is_read() -> None:
-    """It has gauges apart, numbers by policy under names with the policy, and no wait reason."""
+    """It has separate gauges, numbers by policy under names with the policy, and no wait reason."""
     changes = {
         "state": "working",
         "progress": {"orders_done": 7.0, "weights_bytes_home_my_solver": 12, "x_solver": 3},

@@ -13,7 +13,7 @@ from storage.store.object_store import ObjectStore
 
 
 class Clock:
-    """Seconds that pass only when a test says so."""
+    """A clock that only a test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -27,8 +27,8 @@ REQUESTS_MAX = 100
 
 @dataclass
 class ManyLeases:
-    """Objects among which order 7 has `num_leases` released leases, the newest `num_unreadable`
-    of them damaged. It counts requests, and fails after REQUESTS_MAX of them.
+    """Objects in which order 7 has `num_leases` released leases, the newest `num_unreadable` of
+    them damaged. Counts requests, and fails after REQUESTS_MAX of them.
     """
 
     num_leases: int
@@ -186,7 +186,7 @@ def test_an_unreadable_lease_protects_no_order_and_counts_as_expired(
     assert (later.attempt, later.lost) == (2, 2)
     assert (
         take(memory_store, "d", watch) is None
-    )  # it holds, whatever can be read of those before it
+    )  # it is valid, even if earlier ones cannot be read
     with pytest.raises(CorruptError):
         leases.renew(memory_store, owned)
 
@@ -196,7 +196,7 @@ def test_a_release_overwrites_a_concurrent_renewal(
 ) -> None:
     lease = taken(memory_store, "a", watch)
     leases.renew(memory_store, lease)
-    leases.release(memory_store, lease)  # of somebody who has not heard of the renewal
+    leases.release(memory_store, lease)  # by an owner that has not read the renewal
     newest = leases.read_newest(memory_store, 7)
     assert newest is not None
     assert (newest.renewals, newest.released) == (2, True)
@@ -220,7 +220,7 @@ def test_the_loser_of_a_create_race_gets_no_lease(
     memory_store: ObjectStore, watch: LeaseWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken(memory_store, "a", watch)
-    monkeypatch.setattr(leases, "read_newest", lambda *args: None)  # looked before the winner wrote
+    monkeypatch.setattr(leases, "read_newest", lambda *args: None)  # read before the winner wrote
     assert take(memory_store, "b", watch) is None
 
 

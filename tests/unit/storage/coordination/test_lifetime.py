@@ -1,5 +1,5 @@
-"""When a service must stop, how it waits, and how it retries; clocks, events and the end of a run
-are handed in.
+"""When a service must stop, how it waits, and how it retries; clocks, events and the run's end are
+arguments.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ CANCELLED = Stop("cancelled", "a person asked", 0.0)
 
 
 class Time(threading.Event):
-    """A stop event and the clock of its lifetime: a pause takes no time, and moves the clock.
+    """A stop event and the clock of its lifetime: a pause takes no time, and advances the clock.
 
     `script` names what happens at the end of pauses, by their number from 0.
     """
@@ -70,7 +70,7 @@ def at(
 
 
 class Flaky:
-    """A call that fails so many times, then returns 42."""
+    """A call that fails the given number of times, then returns 42."""
 
     def __init__(self, failures: int, error: Exception | None = None) -> None:
         self.failures, self.error = failures, error or TransientError("the store is away")
@@ -340,7 +340,7 @@ def test_the_heartbeat_and_the_log_name_what_a_retry_waits_for(
         "reading a batch failed and is retried in 1 s: the store is away",
     ]
     assert [record.getMessage() for record in caplog.records] == notes
-    assert lifetime.heartbeat.last.note == ""  # it is read by now
+    assert lifetime.heartbeat.last.note == ""  # it has been read by now
 
 
 def test_the_heartbeat_is_cleared_after_a_retry_succeeds(memory_store: ObjectStore) -> None:

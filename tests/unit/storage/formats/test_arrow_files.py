@@ -118,7 +118,7 @@ def test_garbage_is_corrupt(garbage: bytes) -> None:
 
 
 def crafted(columns: dict[str, pa.Array], old: bytes = b"", new: bytes = b"") -> bytes:
-    """A file of `SCHEMA`'s types with a true digest but whatever `columns` hold, and `old` bytes
+    """A file of `SCHEMA`'s types with a correct digest but arbitrary `columns`, and `old` bytes
     replaced by `new`.
     """
     place = b"f" * 31 + b"e"
@@ -227,7 +227,7 @@ def test_nulls_are_refused_even_with_a_correct_digest() -> None:
 def test_a_null_in_a_dictionary_is_rejected(words: list[str | None]) -> None:
     indices = pa.array([len(words) - 1], type=pa.int32())
     hidden = pa.DictionaryArray.from_arrays(indices, pa.array(words, type=pa.string()))
-    assert hidden.null_count == 0  # Arrow counts the indices alone
+    assert hidden.null_count == 0  # Arrow counts only the indices
     with pytest.raises(CorruptError, match="the column word of a test file has nulls"):
         arrow_files.decode(crafted(columns(word=hidden)), SCHEMA, "test")
 
@@ -242,8 +242,8 @@ def test_offsets_outside_the_values_are_refused_even_with_a_correct_digest() -> 
 
 
 def test_columns_are_compressed() -> None:
-    """Prompts of a group repeat, and so do versions and owners: raw they would cross an ocean many
-    times over.
+    """Prompts of a group repeat, and so do versions and policies: uncompressed they would be
+    transferred many times.
     """
     lists = [np.full(1000, 7, dtype=np.int32)] * 50
     columns = {
@@ -258,7 +258,7 @@ def test_columns_are_compressed() -> None:
 def test_a_file_above_the_limits_is_neither_read_nor_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As large files would: the smaller bounds, which grow with a file, do not stop these."""
+    """As for large files: the smaller bounds, which grow with a file, do not apply here."""
     whole = body(100)
     monkeypatch.setattr(arrow_sizes, "ROWS_MAX", 99)
     with pytest.raises(CorruptError, match="claims to hold 100 rows; that is too many"):

@@ -1,4 +1,4 @@
-"""The memory for an Arrow file is computed from its metadata, which are built here by hand."""
+"""The memory for an Arrow file is computed from its metadata, which these tests build by hand."""
 
 import struct
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ RATIO_FROM = MEMORY_MIN // MEMORY_RATIO
 
 
 def table(*fields: Field) -> Table:
-    """A FlatBuffer's table behind its vtable; what its fields point to follows it."""
+    """A FlatBuffer table after its vtable; the data that its fields refer to follow it."""
     vtable_bytes = 4 + 2 * len(fields)
     offsets, inline, targets, places = [], b"", b"", []
     for field in fields:
@@ -56,7 +56,7 @@ def u32(number: int) -> bytes:
 
 
 def batch(rows: int, buffers: Sequence[tuple[int, int]] = (), compressed: bool = True) -> Table:
-    """A record batch whose `buffers` are (start, bytes) in what follows the metadata."""
+    """A record batch whose `buffers` are (start, bytes) in the body after the metadata."""
     return table(
         struct.pack("<q", rows), vector([]), vector([struct.pack("<qq", *one) for one in buffers]),
         table() if compressed else None,
@@ -70,7 +70,7 @@ def message(
     mark: bytes = b"\xff" * 4,
     content: bytes = b"",
 ) -> tuple[bytes, int]:
-    """A message with what follows it, and how many bytes of it are metadata."""
+    """A message with its body, and the number of bytes of its metadata."""
     body = root(table(struct.pack("<H", version), struct.pack("<B", kind), header))
     return mark + u32(len(body)) + body + content, len(mark) + 4 + len(body)
 
@@ -107,7 +107,7 @@ def file(
 
 
 def claim(num_bytes: int) -> bytes:
-    """A compressed buffer that says that it holds so many bytes."""
+    """A compressed buffer whose header gives this number of bytes."""
     return struct.pack("<q", num_bytes)
 
 
@@ -118,7 +118,7 @@ def fault(body: bytes) -> str:
 
 
 def claimed(body: bytes) -> int:
-    """The bytes of columns that a refused file asks for."""
+    """The memory that the columns of a refused file require."""
     found = fault(body).removeprefix(f"an Arrow file of {len(body)} bytes claims to hold ")
     return int(found.removesuffix(" bytes of columns; that is too many"))
 
@@ -261,7 +261,7 @@ def test_an_absent_field_is_0() -> None:
     (vtable_and_rest, start) = table(rows)
     odd = (
         struct.pack("<H", start - 1) + vtable_and_rest[2:]
-    )  # Arrow reads a field that the vtable ends within
+    )  # Arrow reads a field that crosses the end of the vtable
     assert "claims to hold 16385 rows" in fault(file(message((odd, start))))
     buffers = vector([struct.pack("<qq", 0, 8)])
     body = file(message(table(None, None, buffers, table()), content=claim(MEMORY_MIN + 1)))
@@ -324,7 +324,7 @@ def test_tables_and_vtables_outside_of_the_metadata_are_refused() -> None:
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", None])
 def test_the_computed_size_equals_what_arrow_allocates(compression: str | None) -> None:
-    """Four columns of 8 bytes a row: just within the least limit, and just beyond it."""
+    """Four columns of 8 bytes per row: just within the minimum limit, and just above it."""
     schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in "abcd"])
     for rows, is_too_large in ((MEMORY_MIN // 32, False), (MEMORY_MIN // 32 + 1, True)):
         sink = pa.BufferOutputStream()
@@ -336,7 +336,7 @@ def test_the_computed_size_equals_what_arrow_allocates(compression: str | None) 
             )
         body = sink.getvalue().to_pybytes()
         if compression is None:
-            arrow_sizes.check_file(body)  # all of its bytes are there
+            arrow_sizes.check_file(body)  # all of its bytes exist
         elif is_too_large and len(body) <= RATIO_FROM:
             assert claimed(body) == 32 * rows
         else:

@@ -142,7 +142,7 @@ def test_the_smallest_allowed_values_are_read_back() -> None:
 
 
 def test_a_row_may_have_a_min_version_below_its_trained_tokens() -> None:
-    """A masked token of the policy was sampled by version 2; those trained on by version 5."""
+    """A masked token of the policy was sampled by version 2, the trained ones by version 5."""
     versions = array([-1, -1, 5, 5, 5], np.int32)
     assert round_trip(with_row(versions=versions, min_version=2)).rows[1].min_version == 2
 

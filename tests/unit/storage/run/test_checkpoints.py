@@ -64,7 +64,7 @@ def test_the_second_writer_of_a_checkpoint_loses(memory_store: ObjectStore) -> N
 def test_prune_keeps_the_newest_and_deletes_all_others(memory_store: ObjectStore) -> None:
     for step in (10, 20, 30, 40):
         save(memory_store, step)
-    memory_store.delete("checkpoints/solver/00000010/manifest.json")  # what a killed writer leaves
+    memory_store.delete("checkpoints/solver/00000010/manifest.json")  # as left by a killed writer
     checkpoints.prune(memory_store, "solver", keep=2)
     left = {key.split("/")[2] for key in memory_store.list("checkpoints/solver")}
     assert left == {"00000030", "00000040"}
@@ -76,7 +76,7 @@ def test_prune_keeps_incomplete_newer_checkpoints(memory_store: ObjectStore) -> 
     save(memory_store, 20)
     memory_store.delete(
         "checkpoints/solver/00000020/manifest.json"
-    )  # being written by another trainer
+    )  # in progress, by another trainer
     checkpoints.prune(memory_store, "solver", keep=1)
     assert len(memory_store.list("checkpoints/solver/00000020")) == 1
     assert newest_step(memory_store) == 10
@@ -132,7 +132,7 @@ def test_prune_does_not_count_incomplete_checkpoints(memory_store: ObjectStore) 
         save(memory_store, step)
     whole = memory_store.get("checkpoints/solver/00000030/manifest.json")
     for step in ("00000098", "00000099", "9223372036854775807"):
-        memory_store.put(f"checkpoints/solver/{step}/manifest.json", whole)  # another step's
+        memory_store.put(f"checkpoints/solver/{step}/manifest.json", whole)  # that of another step
     memory_store.put("checkpoints/solver/00000097/manifest.json", b"{")
     save(memory_store, 96)
     (data,) = (

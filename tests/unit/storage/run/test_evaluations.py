@@ -14,7 +14,7 @@ from tests.support.stores.damaging_store import damages_first_reads
 
 
 def evaluation(step: int, workflow: str = "actor_and_verify") -> Evaluation:
-    """Four problems: the first attempt right, mended by the team, wrong, and a play that failed."""
+    """Four problems: the first attempt right, corrected by the team, wrong, and a failed episode."""
     return Evaluation(
         versions={"solver": step, "verifier": step},
         dataset="chained_addition",
@@ -83,7 +83,7 @@ def test_invalid_bytes_are_corrupt_and_named() -> None:
 
 
 def crafted(old: bytes, new: bytes) -> bytes:
-    """An evaluation in which `old` is replaced by `new`, of the same length, with a true digest."""
+    """An evaluation in which `old` is replaced by `new`, of the same length, with a correct digest."""
     body = evaluations.encode(evaluation(20)).replace(old, new)
     digits: bytes = pa.ipc.open_file(body).schema.metadata[b"astraflow.digest"]
     return body.replace(digits, xxhash.xxh3_128_hexdigest(body.replace(digits, b"0" * 32)).encode())

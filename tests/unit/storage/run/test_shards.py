@@ -37,7 +37,7 @@ def header_of_a_failed_episode() -> Json:
 
 
 def without_rows(header: Json) -> bytes:
-    """The file of a shard that has a header and no sequences."""
+    """The file of a shard with a header and no sequences."""
     columns = {
         name: arrow_files.list_column([], kind) for name, kind in shards.TOKEN_COLUMNS.items()
     }
@@ -239,8 +239,8 @@ def test_a_sequence_that_violates_its_schema_is_corrupt(
 
 
 def test_the_smallest_allowed_values_are_read_back() -> None:
-    """Token 0, version 0 and the first policy: what a looser or a stricter check would refuse or
-    let through.
+    """Token 0, version 0 and the first policy: the values that a looser or a stricter check would
+    treat differently.
     """
     lowest = with_sequence(
         tokens=array([0] * 5, np.int32), versions=array([-1, -1, 0, 0, 0], np.int32)

@@ -88,7 +88,7 @@ def test_the_loser_of_a_race_leaves_no_files(
     files.create("a", b"winner")
     monkeypatch.setattr(
         LocalFiles, "exists", lambda self, key: False
-    )  # both looked before either wrote
+    )  # both read before either wrote
     assert not files.create("a", b"loser")
     assert (tmp_path / "a").read_bytes() == b"winner"
     assert os.listdir(tmp_path) == ["a"]
@@ -344,7 +344,7 @@ def test_an_object_of_terabytes_is_refused_before_it_is_read(tmp_path: Path) -> 
         ("0.arrow", ARROW_BYTES_MAX),
     ):
         with (tmp_path / name).open("wb") as file:
-            file.truncate(2**42)  # more than any memory
+            file.truncate(2**42)  # more than the memory of any machine
         with pytest.raises(
             CorruptError, match=rf"{name} has 4,398,046,511,104 bytes; .* has at most {most:,}$"
         ):
@@ -354,7 +354,9 @@ def test_an_object_of_terabytes_is_refused_before_it_is_read(tmp_path: Path) -> 
     quarantine_object(store, "stop.json", "is too large")
     assert read_quarantine(store) == {"stop.json": "is too large"}
     assert not store.exists("quarantine/stop.json")
-    assert store.get("stop.json", BYTES_MAX)[:2] == b"\0\0"  # who says how much is wanted gets it
+    assert (
+        store.get("stop.json", BYTES_MAX)[:2] == b"\0\0"
+    )  # a reader that gives a limit gets that part
 
 
 def test_the_depth_of_listed_folders_is_limited(
@@ -369,8 +371,8 @@ def test_the_depth_of_listed_folders_is_limited(
 
 
 class Disk:
-    """What is done to names and folders, in order: `sync a/b`, `mkdir a`, `unlink a/b/c`; bytes of
-    files are `sync bytes`.
+    """Operations on names and folders, in order: `sync a/b`, `mkdir a`, `unlink a/b/c`; for
+    contents of files `sync bytes`.
     """
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

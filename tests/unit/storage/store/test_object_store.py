@@ -1,4 +1,4 @@
-"""Lost answers, retries, URLs and errors, on backends that fail on purpose."""
+"""Lost responses, retries, URLs and errors, on backends that fail on purpose."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +13,8 @@ from storage.store.object_store import ObjectStore, check_store, default_store, 
 
 @dataclass
 class Scripted:
-    """A backend of one dict that raises what `failures` holds, one a call, before or after doing
-    the work.
+    """A backend of one dict that raises the items of `failures`, one per call, before or after the
+    effect.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Scripted:
 
 @dataclass
 class Parts(Scripted):
-    """Which parts were asked for."""
+    """A backend that records which parts were requested."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
 

@@ -41,7 +41,7 @@ def test_each_consumed_result_frees_its_part_of_the_budget() -> None:
     results = ordered_map(
         lambda number: number, inputs(), threads=3, budget=30, cost=lambda _: 10.0
     )
-    # three in work, and the next one in the hand
+    # three in work, and the next input taken
     assert [(taken, len(pulled)) for taken in results] == [
         (taken, min(12, taken + 4)) for taken in range(12)
     ]

@@ -26,7 +26,7 @@ PLACE = S3Location("bucket", "root", "http://host:9000", "eu")
 
 
 def answer(status: int, code: str) -> BaseException:
-    """What s3fs raises when the server answers so."""
+    """The exception of s3fs for a response of the server."""
     response: Any = {
         "Error": {"Code": code, "Message": "no"},
         "ResponseMetadata": {"HTTPStatusCode": status},
@@ -36,7 +36,7 @@ def answer(status: int, code: str) -> BaseException:
 
 
 class Body:
-    """Of an answer whose headers have arrived: the rest comes when it is read."""
+    """The body of a response whose headers have arrived: the rest comes when it is read."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.was_read, self.was_closed = content, False, False
@@ -50,8 +50,8 @@ class Body:
 
 
 class Server:
-    """In the place of an s3fs filesystem: answers each call from a script, and writes down what was
-    asked.
+    """Stands for an s3fs filesystem: returns responses of a script for each call, and records the
+    requests.
     """
 
     def __init__(self, *script: Any) -> None:
@@ -189,7 +189,7 @@ def test_a_commit_is_one_conditional_put_and_a_failed_condition_is_a_conflict(
     )
     assert objects.create("a/b", b"x") is True
     assert objects.create("a/b", b"y") is False
-    with pytest.raises(TransientError):  # two at once: the next try finds out who was first
+    with pytest.raises(TransientError):  # two concurrent puts: the next try finds which was first
         objects.create("a/b", b"z")
     put = {"Bucket": "bucket", "Key": "root/a/b", "IfNoneMatch": "*"}
     assert server.asked == [("put_object", {**put, "Body": body}) for body in (b"x", b"y", b"z")]
@@ -317,7 +317,9 @@ def test_a_process_has_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     objects.exists("a")
     objects.exists("b")
     assert opened == [PLACE]
-    monkeypatch.setattr(s3.os, "getpid", lambda: -1)  # a fork: the parent's loop does not run in it
+    monkeypatch.setattr(
+        s3.os, "getpid", lambda: -1
+    )  # a fork: the parent's event loop does not run in it
     objects.exists("c")
     assert opened == [PLACE, PLACE]
 

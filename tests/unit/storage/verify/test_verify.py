@@ -1,5 +1,5 @@
-"""`verify` is clean on a true run and names every kind of damage, where it is and which promise it
-breaks.
+"""`verify` finds no violation in a valid run and reports every kind of damage, with its object and
+the broken invariant.
 """
 
 import json
@@ -46,7 +46,7 @@ def rewrite(run: ObjectStore, key: str, body: bytes) -> None:
 def change_batch(
     run: ObjectStore, step: int, change: Callable[[Batch], Batch], policy: str = "solver"
 ) -> str:
-    """Replaces a batch by a changed one; returns its key."""
+    """Replace a batch by a changed one; return its key."""
     rewrite(
         run, layout.batch(policy, step), batches.encode(change(batches.read(run, policy, step)))
     )
@@ -64,12 +64,12 @@ def verified(run: ObjectStore) -> Verdict:
 
 
 def told(run: ObjectStore) -> list[tuple[int, str, str]]:
-    """Every violation, whole."""
+    """All violations."""
     return [tuple(violation) for violation in verified(run).violations]
 
 
 def one_more_order(run: ObjectStore) -> int:
-    """Adds an order that nobody has answered; returns its number."""
+    """Add an order without a shard; return its number."""
     number = orders.next_number(run)
     orders.create(run, replace(orders.read(run, 0), number=number))
     return number
@@ -80,7 +80,7 @@ def named(key: SequenceKey) -> str:
 
 
 def broken(run: ObjectStore) -> set[tuple[int, str]]:
-    """(invariant, where) of every violation."""
+    """(invariant, where) of each violation."""
     return {(violation.invariant, violation.where) for violation in verified(run).violations}
 
 
@@ -288,7 +288,7 @@ def test_a_replay_of_a_trained_sequence_is_no_violation(run: ObjectStore) -> Non
 
 
 def change_last_row(run: ObjectStore, row: BatchRow) -> str:
-    """`row` takes the place of the last one that was trained on, which goes on waiting."""
+    """`row` replaces the last trained one, which stays waiting."""
 
     def change(batch: Batch) -> Batch:
         return replace(
@@ -312,8 +312,8 @@ def test_a_replay_of_an_untrained_sequence_is_reported(run: ObjectStore, fate: s
 def test_a_sequence_above_the_staleness_bound_is_reported_and_one_at_the_bound_is_not(
     run: ObjectStore,
 ) -> None:
-    """The true run goes to the bound. An aged row is no longer what its shard holds, so invariant 7
-    is broken too.
+    """The valid run reaches the bound. A row with another version also differs from its shard, so
+    invariant 7 is broken too.
     """
     bound = STEPS - 1 - MAX_STALENESS
     assert batches.read(run, "solver", STEPS).rows[0].min_version == bound
@@ -400,7 +400,7 @@ def test_a_token_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> 
 
 
 def _with_version(shard: Shard, version: int) -> Shard:
-    """All of the solver's tokens claim to be of `version`."""
+    """Set the version of all tokens of the solver to `version`."""
 
     def moved(sequence):  # type: ignore[no-untyped-def]  # as above
         own = sequence.owners == sequence.policies.index("solver")
@@ -429,7 +429,7 @@ def with_last(values: np.ndarray, value: float) -> np.ndarray:  # type: ignore[t
 
 
 def moved_mask(row: BatchRow) -> BatchRow:
-    """Trains on the last token of the prompt instead of the last one of the answer, with the same
+    """Train on the last token of the prompt instead of the last one of the answer, with the same
     values.
     """
 

@@ -1,4 +1,4 @@
-"""A run may be verified while it goes on: what is written meanwhile breaks nothing."""
+"""A running run can be verified: objects written meanwhile are no violations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ STEPS = 6
 
 @dataclass
 class Growing:
-    """A backend behind which the run goes on: one `step` before every listing and, of reads, before
-    every `each`-th.
+    """A backend that runs one `step` of the run before every listing and before every `each`-th
+    read.
     """
 
     inner: Backend

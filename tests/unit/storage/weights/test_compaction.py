@@ -1,4 +1,4 @@
-"""What a refresh costs, when changes are merged, and what is left of those that are not."""
+"""The cost of a refresh, when deltas are merged, and the removal of unused merged deltas."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ from tests.unit.storage.weights.test_update_path import bf16, models, publish
 
 @pytest.fixture
 def pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models are worth merging too."""
+    """Merge small models too."""
     monkeypatch.setattr(compaction, "BYTES_MIN", 0)
 
 
@@ -113,7 +113,7 @@ def test_a_merged_delta_lists_each_tensor_and_its_base_tensor(
         )
     versions[5]["renamed"] = versions[5]["tied"] = versions[4][
         "first"
-    ]  # it takes its new name as it is
+    ]  # it gets its new name unchanged
     held = publish(memory_store, versions)
     assert all(one.manifest.kind == "delta" for one in held[1:])
     assert compaction.merge(memory_store, "solver", 8, 0)
@@ -291,7 +291,7 @@ def test_a_merged_delta_that_grows_too_large_deletes_its_files(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_store, "FILE_BYTES_MIN", 1)
-    monkeypatch.setattr(delta_store, "FILE_BYTES_MAX", 1)  # a file for each tensor
+    monkeypatch.setattr(delta_store, "FILE_BYTES_MAX", 1)  # one file per tensor
     old = {
         f"w{part}": tensor(draw(part).integers(0, 2**16, 3000).astype(np.uint16))
         for part in range(8)

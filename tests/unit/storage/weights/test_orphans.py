@@ -28,8 +28,8 @@ def checkpoint(step: int, name: str = STRAY) -> str:
 
 @pytest.fixture
 def run(memory_store: ObjectStore) -> ObjectStore:
-    """Versions 0 to `NEWEST`, checkpoints 5 and 9, and beside some, and after the newest, what a
-    killed writer left.
+    """Versions 0 to `NEWEST`, checkpoints 5 and 9, and files of a killed writer beside some of them
+    and after the newest.
     """
     for version in range(NEWEST + 1):
         publisher.publish(memory_store, "solver", version, builders.tensors(version))
@@ -56,7 +56,7 @@ def test_unlisted_files_of_the_newest_version_stay_until_a_day_after_the_runs_en
     runs.clear_stop(run)
     runs.request_stop(run, Stop("cancelled", "enough", NOW_S))
     assert {weight(1), weight(NEXT), checkpoint(12)} <= set(orphans.orphans(run, "solver", LATER_S))
-    runs.clear_stop(run)  # it was taken up again
+    runs.clear_stop(run)  # it was resumed
     assert {weight(1), weight(NEXT), checkpoint(12)}.isdisjoint(
         orphans.orphans(run, "solver", LATER_S)
     )
@@ -104,7 +104,7 @@ def test_data_of_a_version_that_lost_its_manifest_are_no_orphans(
         for key in found
         if key.startswith((layout.weights("solver", 0), layout.weights("solver", 3)))
     ] == []
-    assert {weight(1), weight(NEXT)} <= set(found)  # a version that is to come was never written
+    assert {weight(1), weight(NEXT)} <= set(found)  # the next version was never written
     for key in found:
         run.delete(key)
     for version, body in lost.items():

@@ -52,7 +52,7 @@ class World:
         return num_bytes
 
     def near(self, mirror: ObjectStore | None = None) -> tuple[ObjectStore, Counting, Counting]:
-        """What a worker of the region reads from, and what counts at home and at the mirror."""
+        """The reader of a worker in the region, with counters at home and at the mirror."""
         home, at_home = counted(self.home)
         near, at_mirror = counted(mirror or self.mirror)
         store = read_through_mirror(home, near)
@@ -93,7 +93,7 @@ def test_each_version_is_copied_once_and_then_read_from_the_mirror(world: World)
     assert weights_digest(reader.fetch(store, "solver", 3)) == weights_digest(model(3))
     assert at_home.weights()["solver"] == manifest_bytes(
         world.home
-    )  # home says what there is, the mirror carries the data
+    )  # the list of versions comes from home, the data from the mirror
     assert 0 < at_mirror.weights()["solver"] <= crossed
     assert world.copy_all() == 0
 
@@ -115,7 +115,7 @@ def test_a_large_file_is_read_in_parts_from_the_mirror_and_on_retry_from_home(
     store, at_home, at_mirror = world.near()
     assert store.get(key, len(body)) == wrong
     assert (at_home.weights(), at_mirror.weights()) == ({}, {"solver": len(body)})
-    assert store.get(key, len(body)) == body  # whoever asks again found it wrong
+    assert store.get(key, len(body)) == body  # a reader retries after an invalid file
     assert (at_home.weights(), at_mirror.weights()) == (
         {"solver": len(body)},
         {"solver": len(body)},
@@ -182,7 +182,7 @@ def test_retired_versions_are_mirrored_without_their_data(world: World) -> None:
     tensors = model(12)
     publisher.publish(
         world.home, "solver", 12, tensors
-    )  # an anchor: nothing after it needs what was before
+    )  # an anchor: later versions do not need the earlier ones
     now_s = float(manifests.read_manifest(world.home, "solver", 12).created_s) + 1.0
     retention.retire(
         world.home,
@@ -205,7 +205,7 @@ def test_the_mirror_service_copies_each_policy_survives_outages_and_counts_bytes
 
     def on_wait(seconds: float) -> bool:
         if len(lifetime.waits_s) == 3:
-            damage(world.home, 2)  # bytes are copied as they are, and checked by who reads them
+            damage(world.home, 2)  # bytes are copied unchanged and verified by the reader
         return len(lifetime.waits_s) == 9
 
     lifetime = ScriptedLifetime(world.home, "mirror", on_wait)
@@ -273,7 +273,7 @@ def test_objects_of_another_run_in_a_mirror_are_not_used(world: World) -> None:
 def test_a_mirror_that_falls_further_behind_is_skipped(
     world: World,
 ) -> None:
-    """Home makes a version a second, the mirror copies one in four."""
+    """Home publishes a version per second; the mirror copies one in four."""
     world.publish(1)
     world.copy_all()
     store, *_ = world.near()
@@ -313,14 +313,14 @@ def test_a_mirror_one_version_behind_is_in_time(world: World) -> None:
         publisher.publish(world.home, "solver", second, model(second), base=before)
         if found := manifests.newer(store, "solver", held.manifest.version):
             held = reader.read(store, "solver", found.version, held)
-        mirror_next(world.home, world.mirror)  # just after the worker looked
+        mirror_next(world.home, world.mirror)  # directly after the worker's poll
     assert held.manifest.version == 58
     read = sum(
         len(world.home.get(key))
         for key in world.home.list("weights/solver")
         if key.endswith("/manifest.json")
     )
-    assert at_home.weights()["solver"] <= 2 * read  # manifests alone
+    assert at_home.weights()["solver"] <= 2 * read  # manifests only
 
 
 def test_a_mirror_that_does_not_respond_is_requested_again_only_after_a_pause(world: World) -> None:
@@ -426,7 +426,7 @@ def test_a_lost_bucket_is_waited_for_and_one_that_never_existed_is_refused(
 
 
 def publish_more(home: ObjectStore, versions: range, anchors: range) -> None:
-    """Goes on after the version before the first of `versions`."""
+    """A run whose next version follows the one before the first of `versions`."""
     held = reader.read(home, "solver", versions[0] - 1)
     for version in versions:
         tensors = model(version)
@@ -580,7 +580,7 @@ def test_a_missing_anchor_file_at_home_blocks_nothing(world: World) -> None:
 
 
 class Flaky:
-    """A backend whose first reads of manifests of deltas fail."""
+    """A backend whose first reads of delta manifests fail."""
 
     def __init__(self, backend: Any, fails: int) -> None:
         self._backend, self._fails, self.failed = backend, fails, False

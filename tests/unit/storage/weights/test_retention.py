@@ -71,7 +71,7 @@ def test_kept_versions_stay_readable_through_whole_chains_and_others_are_retired
     )
     assert readable(run) == list(range(VERSIONS))  # a plan changes nothing
     retention.retire(run, planned)
-    # 28 and 29 need 20 and all between; 13 needs 10, 11 and 12
+    # 28 and 29 need 20 and all versions between; 13 needs 10, 11 and 12
     assert readable(run) == [0, 10, 11, 12, 13, *range(20, 30)] == list(planned.kept)
     assert planned.kept[13] == "named"
     assert planned.kept[12] == "leads to version 13"
@@ -140,7 +140,7 @@ def test_retiring_twice_deletes_nothing_more(run: ObjectStore) -> None:
     assert (list(more.kept), more.retired) == (
         [0, *range(20, 30)],
         {},
-    )  # what is gone cannot be kept
+    )  # a retired version cannot be kept
 
 
 def test_young_versions_and_those_a_live_worker_may_be_reading_are_kept(
@@ -153,11 +153,11 @@ def test_young_versions_and_those_a_live_worker_may_be_reading_are_kept(
     pulse = HeartbeatWriter(run, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
     pulse.update(versions={"solver": 14})
     with pulse:
-        pass  # its last beat stands
+        pass  # its last heartbeat still counts
     beat = heartbeats.read_all(run)[0]
     beat_s = beat.beat_s
     left = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
-    assert 15 in left.retired  # who has left needs nothing
+    assert 15 in left.retired  # a worker that has ended needs nothing
     builders.put_heartbeat(run, replace(beat, state=ServiceState.WORKING))
     held = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert held.kept[14] == held.kept[15] == "a live worker or evaluation has loaded version 14"
@@ -219,7 +219,9 @@ def test_an_unreadable_heartbeat_keeps_every_version(run: ObjectStore, kind: str
         f"heartbeats/{kind}.json",
     ):
         run.put(other, b"no heartbeat")
-    run.put("heartbeats/trainer/trainer-solver.json", b"")  # of one that reads no older version
+    run.put(
+        "heartbeats/trainer/trainer-solver.json", b""
+    )  # of a worker that reads no older version
     assert 14 in retention.plan(run, "solver", wanted, later_s(run)).retired
 
 
@@ -239,7 +241,7 @@ def test_the_oldest_version_among_several_readers_is_kept(run: ObjectStore) -> N
 
 
 def changes_of(planned: retention.RetirementPlan) -> int:
-    """How many objects carrying out the plan creates and deletes."""
+    """The numbers of objects that executing the plan creates and deletes."""
     return len(planned.retired) + sum(len(keys) for keys in planned.retired.values())
 
 
@@ -249,7 +251,7 @@ def shape(run: ObjectStore) -> list[str]:
 
 
 def told_of(run: ObjectStore, version: int) -> str:
-    """What becomes of a reader of the version."""
+    """What a reader of the version gets."""
     try:
         tensors = reader.fetch(run, "solver", version)
     except NotFoundError as error:
@@ -258,9 +260,7 @@ def told_of(run: ObjectStore, version: int) -> str:
 
 
 def chain(store: ObjectStore) -> ObjectStore:
-    """Versions 0 to 7; 0 and 4 are anchors, and version 3 holds a merged change and a file that
-    nothing names.
-    """
+    """Versions 0 to 7; 0 and 4 are anchors, and version 3 has a merged delta and an unlisted file."""
     held: LoadedWeights | None = None
     for version in range(8):
         tensors = model(version)
@@ -302,7 +302,7 @@ def test_gc_killed_at_any_change_loses_no_kept_version_and_the_next_gc_finishes(
             "a version's data went before all records stood"
         )
         assert [told_of(run, version) for version in (0, 4, 5, 6, 7)] == ["readable"] * 5
-        for version in (1, 2, 3):  # as it was, or retired on purpose: never damaged
+        for version in (1, 2, 3):  # unchanged, or retired on purpose: never damaged
             assert told_of(run, version) in ("readable", "retired")
         retention.retire(run, retention.plan(run, "solver", wanted, now_s))
         assert shape(run) == shape(whole)
@@ -323,7 +323,7 @@ def test_gc_killed_between_the_record_and_the_data_is_finished_by_the_next_one(
         retention.retire(dying, planned)
     assert {key for keys in planned.retired.values() for key in keys} <= set(
         run.list()
-    )  # no data has gone yet
+    )  # no data has been deleted yet
     run.put(
         f"{layout.weights('solver', 7)}/{'0' * 32}.model-00000.safetensors",
         b"a writer that was cut off",
@@ -368,7 +368,7 @@ def test_the_audit_skips_retired_versions_and_checks_a_partly_retired_one(
     for (
         number,
         body,
-    ) in bodies.items():  # as if killed before these were deleted; 15 lacks what leads to it
+    ) in bodies.items():  # as if killed before these were deleted; 15 lacks its update path
         run.put(planned.retired[number][0], body)
     assert audited(run) == []
     run.put(planned.retired[11][0], bodies[11][:-1] + bytes([bodies[11][-1] ^ 1]))
@@ -391,10 +391,10 @@ def test_the_audit_returns_each_versions_digest_with_two_manifests_in_memory_at_
 def test_a_delta_without_changes_is_retired_with_its_update_path(
     memory_store: ObjectStore,
 ) -> None:
-    """It has no data of its own, but is unreadable once its base is gone."""
+    """It has no data files, but is unreadable without its base."""
     held: LoadedWeights | None = None
     for version in range(12):
-        tensors = model(version // 3)  # two of three versions are as the one before
+        tensors = model(version // 3)  # two of three versions equal the previous one
         held = LoadedWeights(
             publisher.publish(
                 memory_store, "solver", version, tensors, base=held, anchor=version == 10

@@ -1,4 +1,4 @@
-"""Tags: names for versions, created once, which gc heeds."""
+"""Tags: names for versions, created once, which gc respects."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -12,7 +12,7 @@ from tests.support.runs.builders import mirror_next
 def test_only_bytes_of_weights_are_counted_by_policy(
     memory_store: ObjectStore,
 ) -> None:
-    run = memory_store.sub("runs/weights")  # a name that looks like a part of the layout
+    run = memory_store.sub("runs/weights")  # a name that resembles a part of the layout
     run, counted = traffic.counted(run)
     run.put("weights/solver/00000003/a", b"12345")
     run.put("weights/my-verifier_2/00000003/manifest.json", b"123")

@@ -1,5 +1,5 @@
-"""The update path that a reader chooses from its loaded version to another one; every path gives the
-same bits.
+"""The update path that a reader chooses from its loaded version to another one; every path gives
+the same bits.
 """
 
 from collections.abc import Mapping
@@ -38,8 +38,8 @@ def bf16(bits: Any) -> HostTensor:
 
 
 def models(number: int, *, size: int = 200_000, share: float = 0.01) -> list[dict[str, HostTensor]]:
-    """Versions 0, 1, …: of a large tensor a `share` moves at each, of a small one everything; one
-    never changes.
+    """Versions 0, 1, …: a `share` of a large tensor changes at each, all of a small one; one never
+    changes.
     """
     random = np.random.default_rng(7)
     large = random.integers(0, 2**16, size).astype(np.uint16)
@@ -81,7 +81,7 @@ def bytes_read(
 
 @pytest.fixture
 def pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models are worth merging too."""
+    """Merge small models too."""
     monkeypatch.setattr(compaction, "BYTES_MIN", 0)
 
 
@@ -155,7 +155,7 @@ def test_a_merged_delta_gives_the_same_bits_in_fewer_bytes(memory_store: ObjectS
     single, found = bytes_read(memory_store, 19, held[7])
     assert weights_digest(found.tensors) == held[19].manifest.digest
     assert compaction.merge(memory_store, "solver", 16, 8)
-    assert not compaction.merge(memory_store, "solver", 16, 8)  # they stand
+    assert not compaction.merge(memory_store, "solver", 16, 8)  # they are unchanged
     merged, found = bytes_read(memory_store, 19, held[7])
     assert weights_digest(found.tensors) == held[19].manifest.digest
     assert merged < 0.9 * single
@@ -208,7 +208,7 @@ def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(
             "back": bf16(up),
             "new": bf16(start[:2000]),
             "late": bf16(other),
-        },  # there as a whole
+        },  # stored whole
         {
             "a": bf16(up),
             "b": bf16(start),
@@ -225,7 +225,7 @@ def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(
             assert weights_digest(found.tensors) == held[version].manifest.digest
             assert (
                 weights_digest(held[base].tensors) == held[base].manifest.digest
-            )  # what was held is as it was
+            )  # the loaded arrays are unchanged
     assert compaction.merge(memory_store, "solver", MERGED_SPAN, 0)
     merged = manifests.read_merged(memory_store, "solver", MERGED_SPAN, 0)
     found = update_path.apply_path(
@@ -243,7 +243,7 @@ def test_deltas_that_change_most_elements_are_merged(memory_store: ObjectStore) 
     for _ in range(9):
         bits = bits + random.integers(0, 3, 50_000).astype(
             np.uint16
-        )  # most elements change, by little
+        )  # most elements change, by small values
         crowded.append({"w": bf16(bits)})
     held = publish(memory_store, crowded)
     assert [one.manifest.kind for one in held[1:]] == ["delta"] * 8
@@ -360,8 +360,8 @@ def test_the_newest_version_is_found_from_any_older_one(memory_store: ObjectStor
 def test_only_unused_memory_of_a_version_is_reused(
     memory_store: ObjectStore,
 ) -> None:
-    """As a worker goes: every version it holds stays whole while the next one takes the memory of
-    the one before.
+    """As in a worker: every loaded version stays intact while the next one reuses the memory of the
+    previous one.
     """
     published = publish(memory_store, models(25, size=5000))
     held, spare = reader.read(memory_store, "solver", 0), None
@@ -385,7 +385,7 @@ def test_tensors_that_share_memory_do_not_get_the_same_buffer_twice(
     steps = [{"a": tied, "b": tied}, {"a": bf16(start + 1), "b": bf16(start + 1)}]
     steps += [
         {"a": bf16(start + 2 + number), "b": bf16(start + 7)} for number in range(5)
-    ]  # untied, b as it was
+    ]  # untied, b unchanged
     published = publish(memory_store, steps)
     held, spare = reader.read(memory_store, "solver", 0), None
     for version in range(1, len(steps)):
@@ -475,7 +475,7 @@ def test_an_intact_update_path_is_found_around_any_damage(memory_store: ObjectSt
     anchor = held[20].manifest
     spoil(
         memory_store, f"{layout.weights('solver', 20)}/{anchor.files[0].name}"
-    )  # an older anchor and this one's step are whole
+    )  # an older anchor and this one's delta are intact
     assert (
         weights_digest(reader.read(memory_store, "solver", 22).tensors) == held[22].manifest.digest
     )
@@ -490,7 +490,7 @@ def test_an_intact_update_path_is_found_around_any_damage(memory_store: ObjectSt
         weights_digest(reader.read(memory_store, "solver", 17, held[7]).tensors)
         == held[17].manifest.digest
     )
-    spoil(memory_store, merged_key)  # mended
+    spoil(memory_store, merged_key)  # repaired
     memory_store.put(layout.manifest(layout.weights("solver", 12)), b"{}")
     assert (
         weights_digest(reader.read(memory_store, "solver", 17, held[7]).tensors)

@@ -50,7 +50,7 @@ def test_the_manifest_names_parent_batch_and_digests(memory_store: ObjectStore) 
 
 def test_the_manifest_has_the_share_of_changed_elements(memory_store: ObjectStore) -> None:
     def share(policy: str, *sizes: int) -> float:
-        """Of tensors that all change in their first element."""
+        """Publish tensors that all change in their first element."""
         old = {
             str(size): HostTensor("BF16", (size,), np.arange(size, dtype=np.uint16))
             for size in sizes
@@ -236,7 +236,7 @@ def test_a_version_published_between_two_probes_is_not_reported_as_missing(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Publishes:
-        """Publishes versions 1 and 2 right after version 1 was found absent."""
+        """Publishes versions 1 and 2 directly after version 1 was found absent."""
 
         def __getattr__(self, verb: str) -> Any:
             return getattr(memory_store.backend, verb)

@@ -1,4 +1,4 @@
-"""Base models: built once per store, the first builder stands, version 0 is published once."""
+"""Base models: built once per store, the first builder wins, version 0 is published once."""
 
 from pathlib import Path
 
@@ -62,7 +62,9 @@ def test_the_build_key_depends_on_every_recipe_field_and_the_format(
 
 
 def test_the_first_of_two_builders_wins(local_store: ObjectStore):
-    """A rival stores its model while this one is still building: both then use the rival's."""
+    """A concurrent builder stores its model while this one is still building: both then use the
+    stored one.
+    """
     rival, _ = build(SMALL.model_copy(update={"seed": 9}), Reported())
 
     def rival_finishes(stage: str, share: float) -> None:

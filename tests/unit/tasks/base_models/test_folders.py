@@ -1,4 +1,4 @@
-"""Reading model folders: what is taken, what is rounded, and what a person is told."""
+"""Reading model folders: accepted files, rounding, and errors."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def bf16(*values: int) -> HostTensor:
 
 
 def silent(stage: str, share: float) -> None:
-    """Nobody listens."""
+    """A progress callback that does nothing."""
 
 
 @pytest.fixture
@@ -108,9 +108,7 @@ def test_truncated_weights_are_named(folder: Path):
 
 
 def test_without_a_network_the_hub_is_a_configuration_error(tmp_path: Path):
-    """In a process of its own, because the hub's client reads its environment when it is
-    imported.
-    """
+    """In its own process, because the hub's client reads its environment at import."""
     program = (
         "from storage.errors import ConfigError\n"
         "from tasks.base_models.folders import snapshot\n"
@@ -133,7 +131,7 @@ def test_without_a_network_the_hub_is_a_configuration_error(tmp_path: Path):
 
 @pytest.fixture
 def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of the person's own, which no model folder may hand on."""
+    """A private file that must not be stored with a model folder."""
     file = tmp_path_factory.mktemp("home") / "credentials"
     file.write_text("secret")
     return file
@@ -190,7 +188,7 @@ def test_files_that_are_not_read_and_the_folder_itself_can_be_links(
 
 
 def hub_cache(root: Path) -> Path:
-    """A snapshot as the hub's client lays it out; returns its folder."""
+    """A snapshot in the layout of the hub's client; return its folder."""
     model = root / "hub" / "models--openai--x"
     snapshot, blobs = model / "snapshots" / "0123abcd", model / "blobs"
     snapshot.mkdir(parents=True)

@@ -40,8 +40,8 @@ def test_a_first_step_is_decay_and_the_scaled_orthogonalized_gradient():
     matrix = torch.nn.Parameter(torch.eye(2))
     matrix.grad = torch.diag(torch.tensor([3.0, 4.0]))
     Muon([matrix], lr=0.1, momentum=0.95, weight_decay=0.5).step()
-    # Any positive multiple of the gradient has the same direction; 1 - 0.1 · 0.5 = 0.95 is left of
-    # the weights.
+    # Any positive multiple of the gradient has the same direction; the weights are first multiplied by
+    # 1 - 0.1 · 0.5 = 0.95.
     expected = torch.diag(torch.tensor([0.95 - 0.1 * quintic(0.6), 0.95 - 0.1 * quintic(0.8)]))
     torch.testing.assert_close(matrix.detach(), expected)
 

@@ -1,5 +1,5 @@
-"""Supervised warm-up: schedule and loss by hand, independence of padding, determinism, and that it
-learns.
+"""Supervised warm-up: schedule and loss by hand, independence of padding, determinism, and
+learning.
 """
 
 from collections.abc import Iterator
@@ -72,8 +72,8 @@ def test_padding_does_not_change_the_loss():
 
 
 def test_a_batch_of_many_lengths_gives_the_gradient_of_its_weighted_mean():
-    """Cutting a batch into micro-batches by length must change nothing: 40 examples make three of
-    them.
+    """Splitting a batch into micro-batches by length must not change the gradient: 40 examples make
+    three of them.
     """
     generator = np.random.default_rng(0)
     examples = [
@@ -116,7 +116,7 @@ def test_iterations_equal_those_of_plain_optimizers_with_clipped_gradients(
     examples = [
         example(
             generator.integers(0, 11, 6).tolist(), generator.uniform(0.5, 4, 6).tolist()
-        )  # the first weight counts nowhere
+        )  # the first weight is never used
         for _ in range(4 * 3)
     ]
     model, plain = tiny_model().double(), tiny_model().double()

@@ -25,7 +25,7 @@ SMALL = TinyBase(
 
 
 def silent(stage: str, share: float) -> None:
-    """Nobody listens."""
+    """A progress callback that does nothing."""
 
 
 def test_the_default_is_well_under_a_million_parameters():

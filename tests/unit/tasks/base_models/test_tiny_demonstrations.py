@@ -1,4 +1,4 @@
-"""Demonstrations: their exact words, their loss weights, and how habits spoil them."""
+"""Demonstrations: their exact words, their loss weights, and their errors by habit."""
 
 from itertools import islice
 from random import Random

@@ -1,5 +1,5 @@
-"""The tiny tokenizer: what is one token, what a conversation looks like, and that transformers
-loads it from a folder.
+"""The tiny tokenizer: its tokens, the format of a conversation, and that transformers loads it from
+a folder.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("tokenizer")
     for name, body in tokenizer_files().items():
         (folder / name).write_bytes(body)
-    # With this beside it, AutoTokenizer is tempted to rebuild the tokenizer that Qwen3 models
+    # With this file present, AutoTokenizer could rebuild the tokenizer that Qwen3 models
     # usually have.
     Qwen3Config().save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)

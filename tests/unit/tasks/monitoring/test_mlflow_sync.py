@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """An MLflow database with its tables: creating them takes seconds, copying them none."""
+    """An MLflow database with its tables: creating them takes seconds, copying them almost no time."""
     from mlflow.tracking import MlflowClient
 
     file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
@@ -34,7 +34,7 @@ def uri(tmp_path: Path, empty_database: bytes) -> str:
 
 
 class Seen:
-    """What MLflow knows of the run, read back through its own client."""
+    """The run's data in MLflow, read through its own client."""
 
     def __init__(self, uri: str) -> None:
         from mlflow.tracking import MlflowClient

@@ -242,9 +242,7 @@ def test_runs_are_listed_with_their_versions() -> None:
 
 
 def parts_of_the_page() -> dict[str, str]:
-    """What docs/schemas.md says of the run's status, and of each thing in it, in the part of its
-    own.
-    """
+    """The keys in docs/schemas.md of the run's status and of each of its parts."""
     page = (ROOT / "docs" / "schemas.md").read_text(encoding="utf-8")
     sections = dict(part.split("`", 2)[1:] for part in page.split("\n## ")[1:])
     whole = sections["astraflow status RUN --json"]

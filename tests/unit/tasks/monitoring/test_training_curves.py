@@ -17,7 +17,7 @@ def two_steps(name: str) -> SmallRun:
 
 
 def of_step(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Without what the publication of the version measured of itself."""
+    """The metrics without those measured during the publication of the version."""
     return {name: value for name, value in metrics.items() if not name.startswith("weights/")}
 
 

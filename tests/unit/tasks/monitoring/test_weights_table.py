@@ -38,7 +38,7 @@ def test_each_version_has_its_kind_and_the_members_that_loaded_it(
     pulse = HeartbeatWriter(memory_store, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
     pulse.update(versions={"solver": 2}, progress=RolloutProgress(refresh_s={"solver": 0.25}))
     with pulse:
-        pass  # its last beat stands
+        pass  # its last heartbeat still counts
     found = history(memory_store, "solver").found
     assert [(one.version, one.kind, one.held_by) for one in found] == [
         (0, "anchor", {}),
@@ -52,7 +52,7 @@ def test_each_version_has_its_kind_and_the_members_that_loaded_it(
         0.2,
         0.1 * 3,
         None,
-    ]  # told by the version after it
+    ]  # known from the manifest of the next version
     assert (found[0].delta_bytes, found[0].ratio) == (None, None)
     assert (found[1].ratio or 0) > 10
     assert all((one.encode_s or 0) + (one.upload_s or 0) > 0 for one in found)
@@ -97,7 +97,9 @@ def test_a_missing_version_is_named_and_does_not_hide_the_others(
     assert seen.unreadable == {
         f"weights/solver/{lost:08d}/manifest.json": f"weights/solver/{lost:08d}/manifest.json is missing"
     }
-    assert seen.found[lost - 1].publish_s is None  # the version after it would have told
+    assert (
+        seen.found[lost - 1].publish_s is None
+    )  # the manifest of the next version would have had it
 
 
 def test_a_version_of_a_very_large_number_is_named_without_further_requests(
@@ -117,9 +119,7 @@ def test_a_version_of_a_very_large_number_is_named_without_further_requests(
 
 
 class CountsManifests:
-    """A backend that counts the manifests in memory whenever it is asked whether a version is
-    retired.
-    """
+    """A backend that counts the manifests in memory at every check whether a version is retired."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend

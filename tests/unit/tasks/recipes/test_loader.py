@@ -35,7 +35,7 @@ def complaint(recipe: str, **overrides: object) -> str:
 
 
 def with_line(after: str, *lines: str) -> str:
-    """RECIPE with lines put in after the line `after`."""
+    """RECIPE with lines inserted after the line `after`."""
     head, tail = RECIPE.split(after + "\n")
     return head + after + "\n" + "".join(line + "\n" for line in lines) + tail
 

@@ -1,5 +1,5 @@
-"""The terms that a run is verified against: read from its configuration, and refused with the
-setting's name where that has none.
+"""The terms that a run is verified against: read from its configuration; a missing setting is
+refused with its name.
 """
 
 import pytest

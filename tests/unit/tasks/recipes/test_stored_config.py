@@ -1,5 +1,5 @@
-"""`tests/old_run/all_variants/run.json` is that of a run of an earlier release, with its bytes as
-they were; it was made from the `recipe.yaml` beside it.
+"""`tests/old_run/all_variants/run.json` is that of a run of an earlier release with its original
+bytes; it was made from the `recipe.yaml` beside it.
 """
 
 import json

@@ -11,7 +11,7 @@ VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
 class Balanced(HTMLParser):
-    """Collects text and fails on tags that do not close in order."""
+    """Collects text and fails on tags that are not closed in order."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Shards ingested by parallel tasks: how they are spread over tasks, and when a flow run has had
-its share of tasks.
+"""Shards ingested by parallel tasks: their distribution over tasks, and the end of a window of
+tasks.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Future:
 
 
 class InlineRunner(TaskRunner[Any]):
-    """Runs each task when its result is asked for, without Prefect's engine."""
+    """Runs each task when its result is requested, without Prefect's engine."""
 
     def __init__(self) -> None:
         self.submitted: list[list[int]] = []

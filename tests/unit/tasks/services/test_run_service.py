@@ -25,7 +25,7 @@ from tests.support.runs.builders import tensors
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    """The run `r` of the default recipe, in the store that the environment names."""
+    """The run `r` of the default recipe, in the store of the environment."""
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
     return runs.create_run(
         open_store(str(tmp_path)), "r", loader.load("multi_policy_tiny").model_dump(mode="json")

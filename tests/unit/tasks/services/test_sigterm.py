@@ -1,5 +1,5 @@
-"""What SIGTERM does to a flow's process: it sets an event, and the handler that was there before
-comes back.
+"""The effect of SIGTERM on the process of a flow: it sets an event, and the previous handler is
+restored.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ def test_sigterm_sets_an_event_and_the_previous_handler_is_restored() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.timeout(60)  # a handler that waits for the main thread's lock waits for ever
+@pytest.mark.timeout(60)  # a handler that needs the main thread's lock blocks permanently
 def test_sigterm_is_handled_at_any_moment_of_a_wait() -> None:
     with sigterm.stop_on_sigterm() as stop:
         with stop._cond:  # as within `stop.wait`, which the handler interrupts  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ SECRET = "wJalrXUtnFEMI/K7MDENG"
 
 @dataclass
 class Blocks:
-    """Prefect's API, as far as reading a `Secret` block goes."""
+    """The part of Prefect's API that reads a `Secret` block."""
 
     url: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -49,7 +49,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Blocks]:
         monkeypatch.delenv(name)
     monkeypatch.setenv(
         "AWS_ACCESS_KEY_ID", "of the machine"
-    )  # put back at the end, with whatever a test sets
+    )  # restored at the end, with any variable that a test sets
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.setenv(name, "of the machine")
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
@@ -76,7 +76,9 @@ def refusal(blocks: Blocks, value: Any) -> str:
     blocks.values["store"] = value
     with pytest.raises(ConfigError) as raised:
         store_credentials.load("store", blocks.url)
-    assert raised.value.__cause__ is None  # a parser's error holds what it could not parse
+    assert (
+        raised.value.__cause__ is None
+    )  # a parser's error contains the text that it could not parse
     assert SECRET not in str(raised.value)
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == "of the machine"
     return str(raised.value)

@@ -59,7 +59,7 @@ def prefect_server() -> Iterator[None]:
 
 @pytest.fixture
 def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the filter `meeting:Meeting`, whose module lies outside of AstraFlow."""
+    """The folder of the filter `meeting:Meeting`, whose module is outside of AstraFlow."""
     (tmp_path / "meeting.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     folder = tmp_path / "pids"
@@ -117,7 +117,7 @@ def run_with_shards(folder: Path, meeting: Path, processes: int, runner: object)
 
 
 def served(folder: Path, meeting: Path, processes: int, runner: object) -> list[Any]:
-    """What is in the batches after one window of the dataflow; all of its shards are there before."""
+    """The content of the batches after one window of the dataflow; all of its shards exist before."""
     run = run_with_shards(folder, meeting, processes, runner)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ASTRAFLOW_STORE", str(folder))
@@ -165,7 +165,7 @@ def test_dask_workers_make_the_same_batches_with_their_own_credentials(
     expected = served(tmp_path / "threads", meeting, 1, "threads")
     (meeting / str(os.getpid())).unlink()
     monkeypatch.setenv(VARIABLE, "store-keys")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")  # what the block sets is removed at the end
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")  # variables of the block are removed at the end
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
     values = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
     Secret(value=json.dumps(values)).save("store-keys", overwrite=True)
@@ -257,6 +257,6 @@ def test_a_worker_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None
     ) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
-        until(lambda: child.num_threads() > 1)  # it watches
+        until(lambda: child.num_threads() > 1)  # the parent watcher of the process
         parent.kill()
     until(lambda: not child.is_running())

@@ -1,4 +1,4 @@
-"""Whether the process of a flow run works, as seen from beside it."""
+"""CPU use of the process of a flow run, measured by another process."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def test_the_cpu_time_of_a_flow_runs_process_tree_is_found_by_its_id() -> None:
     finally:
         os.killpg(process.pid, 9)
         process.wait()
-    while flow_processes.cpu_seconds(flow_run) is not None:  # the child is for init to reap
+    while flow_processes.cpu_seconds(flow_run) is not None:  # init reaps the child
         time.sleep(0.02)
 
 
@@ -55,8 +55,8 @@ def test_a_process_is_idle_when_it_uses_less_than_its_share_of_cpu_time() -> Non
 
 
 def test_on_a_busy_machine_a_small_share_counts_as_work() -> None:
-    """40 busy processes on two cores: each can have 5 % of a core, and one that also waits for
-    others uses 1 %.
+    """40 busy processes on two cores: each gets 5 % of a core; one that also waits for others uses
+    1 %.
     """
     now_s, cpu_s, share = [0.0], {"f": 10.0}, [0.05]
     seen = FlowProcesses(cpu_s.get, lambda: now_s[0], lambda: share[0])
@@ -92,8 +92,8 @@ def test_a_forgotten_process_is_measured_anew() -> None:
 
 
 def test_sigterm_is_sent_only_to_the_process_of_the_flow_run() -> None:
-    """Its child inherits the mark, and would outlive it here: the process ends without ending the
-    child.
+    """The child inherits the mark and would outlive its parent: the process ends without stopping
+    the child.
     """
     flow_run = str(uuid4())
     child = (

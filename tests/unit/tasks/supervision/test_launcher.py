@@ -1,5 +1,5 @@
-"""What becomes of Prefect's answers: away, or an error that names the deployment. No server is
-asked.
+"""Prefect's responses to a launch: unreachable, or an error that names the deployment. No server is
+used.
 """
 
 import asyncio

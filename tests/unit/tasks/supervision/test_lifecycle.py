@@ -1,5 +1,5 @@
-"""What surrounds the supervisor: its background work for MLflow, never the run's trouble; the end
-that Prefect asks for; other supervisors of the run.
+"""The surroundings of the supervisor: its background sync with MLflow, which never fails the run;
+cancellation in Prefect; other supervisors of the run.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tests.support.runs.supervised import World
 
 
 class SlowTracker:
-    """Counts who is inside `sync` at once."""
+    """Counts concurrent calls of `sync`."""
 
     def __init__(self, trouble: Exception | None = None) -> None:
         self.trouble = trouble
@@ -123,8 +123,8 @@ def test_a_sigterm_without_a_cancellation_in_prefect_does_not_end_the_run(
 def _beside_another(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, beat: Callable[[ObjectStore], None]
 ) -> None:
-    """Begins a run that Prefect shows as supervised by the flow run f-1; `beat` is called at every
-    look at its heartbeat.
+    """Start a run that Prefect shows as supervised by the flow run f-1; `beat` is called at every
+    read of its heartbeat.
     """
     limits = {
         "supervise.heartbeat_interval_s": 0.01,

@@ -1,4 +1,4 @@
-"""What the supervisor decides about a member, as a table; and who takes part in a run."""
+"""The supervisor's decision about a member, as a table; and the members of a run."""
 
 import pytest
 

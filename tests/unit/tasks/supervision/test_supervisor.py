@@ -1,5 +1,5 @@
-"""The supervisor over a hand-written launcher and a clock that only moves when told: who is
-launched, replaced, given up.
+"""The supervisor with a hand-written launcher and a manual clock: which members are launched,
+replaced and given up.
 """
 
 import asyncio
@@ -159,7 +159,7 @@ def test_a_silent_member_is_kept_while_its_process_works_and_replaced_once_it_is
 def test_a_starved_process_is_idle_only_after_half_of_the_limit(
     world: World,
 ) -> None:
-    """Its look falls into a moment in which it waits for a server that is as slow as itself."""
+    """The member is measured while it waits for a server that is equally slow."""
     limit_s = world.config.supervise.launch_timeout_s
     world.look()
     world.launcher.set("dataflow", FlowRunPhase.PENDING)
@@ -199,7 +199,7 @@ def test_work_during_an_earlier_silence_does_not_count_for_this_one(world: World
     world.cpu_s["trainer-solver-0"] = 1.0
     world.beat(2, *others)
     world.look(seconds=0.6 * limit_s)
-    world.cpu_s["trainer-solver-0"] = 100.0  # it was slow, and then went on
+    world.cpu_s["trainer-solver-0"] = 100.0  # it was slow, and then continued
     world.beat(3)
     world.look(rounds=1, seconds=1)
     world.beat(4, *others)
@@ -334,7 +334,7 @@ def test_after_a_completed_run_a_working_member_has_more_time_to_end(
 
 
 def with_a_successor(world: World) -> None:
-    """Attempt 0 of trainer-solver fell silent, and attempt 1 has taken its place."""
+    """Attempt 0 of trainer-solver fell silent, and attempt 1 has replaced it."""
     world.look()
     world.run_all()
     world.beat(5)
@@ -656,8 +656,8 @@ def test_the_run_is_completed_when_the_objects_of_every_member_exist(world: Worl
 def test_after_the_stop_waiting_members_are_cancelled_and_slow_ones_after_a_limit(
     world: World,
 ) -> None:
-    """A process that is starting leaves by itself: Prefect would let it run although its flow run
-    is cancelled.
+    """A process that is starting ends by itself: Prefect would let it run although its flow run is
+    cancelled.
     """
     world.look()
     for member in ("dataflow", "trainer-solver"):

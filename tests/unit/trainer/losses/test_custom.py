@@ -1,4 +1,4 @@
-"""A loss by import path: what is checked, when it is imported, and what the engine does with it."""
+"""A loss by import path: its validation, the time of its import, and its use by the engine."""
 
 import sys
 from pathlib import Path

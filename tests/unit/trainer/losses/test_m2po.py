@@ -105,8 +105,8 @@ def test_no_gradient_flows_through_adaptive_bounds() -> None:
     clipped_ratio(logprobs, zeros(2), vector(1.0, 1.0), bounds).values_N.sum().backward()
     assert bounds.eps_high == pytest.approx(0.01)
     assert logprobs.grad is not None
-    # 2.0 lies above the bound and is silenced. 1.01 lies on it: half its slope is free, half is
-    # clamped, which is all of it.
+    # 2.0 is above the bound and clipped. 1.01 is at the bound: half of its slope is free, half is
+    # clamped, in total all of it.
     assert logprobs.grad.tolist() == pytest.approx([0.0, -1.01])
 
 
@@ -264,7 +264,7 @@ def test_a_mask_drops_tokens_and_does_not_clip_others() -> None:
 
 @pytest.mark.parametrize("form", ["adaptive_clip", "token_mask", "water_filled"])
 def test_dual_clip_limits_every_form(form: str) -> None:
-    """One token with A < 0 and ρ = e²⁵ would decide a step."""
+    """One token with A < 0 and ρ = e²⁵ would dominate a step."""
     loss = M2po.model_validate({"m2_form": form})
     constants = Prepared({"clip_low": 0.2, "clip_high": 0.2}, {"keep": torch.tensor([True])})
     tokens = vector(25.0), vector(0.0), vector(-1.0)

@@ -87,7 +87,7 @@ def test_dual_clip_applies_above_its_ratio_and_not_at_it() -> None:
 
 @pytest.mark.parametrize("difference", [25.0, 100.0, 1000.0])
 def test_a_ratio_of_any_size_is_limited_in_its_loss_and_gradient(difference: float) -> None:
-    """e^100 overflows float32 and e^1000 float64: the gradient of what is limited must not be 0 ·
+    """e^100 overflows float32 and e^1000 float64: the gradient of a limited token must not be 0 ·
     inf.
     """
     logprobs = torch.tensor([difference, 0.0], requires_grad=True)

@@ -1,5 +1,5 @@
-"""The trainer service with an engine that counts: its one weight after batch n is n (or n + 100,
-once it drifted).
+"""The trainer service with an engine that counts: its one weight after batch n is n (or n + 100
+after it drifted).
 """
 
 import json
@@ -78,9 +78,7 @@ class DriftingEngine(CountingEngine):
 
 
 class WideEngine(CountingEngine):
-    """Its weight is wide enough, and changes in so little, that a delta is smaller than the
-    whole.
-    """
+    """An engine with a large weight that changes little, so that a delta is smaller than the whole."""
 
     def weights(self) -> dict[str, HostTensor]:
         return wide_weight_of(self.value)
@@ -94,7 +92,7 @@ BEFORE_STEP: dict[int, Callable[[Batch], None]] = {}
 
 
 class AwayBackend:
-    """A store that does not answer while `away` is set."""
+    """A store that is unreachable while `away` is set."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -191,7 +189,7 @@ def test_a_manifest_has_the_metrics_and_the_times_of_its_step(run: ObjectStore) 
 
 
 class Clock:
-    """Replaces the module `time` of the service: time passes only when a test advances it."""
+    """Replaces the module `time` of the service: only a test advances the time."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -201,7 +199,7 @@ class Clock:
 
 
 class LateBatch:
-    """A store in which looking for batch 2 for the first time takes five seconds."""
+    """A store in which the first search for batch 2 takes five seconds."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self.backend, self.clock, self.late = backend, clock, True
@@ -289,9 +287,7 @@ def test_a_restarted_finished_trainer_does_nothing(
 
 
 class SlowVersions:
-    """A store that takes its time over versions, and remembers in which order objects were
-    created.
-    """
+    """A store with slow writes of versions, which records the order in which objects are created."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -612,7 +608,7 @@ def test_a_failed_publication_stops_a_waiting_trainer(
             return method
 
     stop = threading.Event()
-    rescue = threading.Timer(20.0, stop.set)  # without the check it would wait for ever
+    rescue = threading.Timer(20.0, stop.set)  # without the check it would wait permanently
     rescue.start()
     with pytest.raises(ConfigError, match="the disk is full"):
         trained(replace(run, backend=Full()), steps=3, stop=stop)  # type: ignore[arg-type]  # a stand-in

@@ -1,5 +1,5 @@
-"""Continuous batching on models with real attention: what running requests keep when the weights
-change under them.
+"""Continuous batching on models with real attention: results of running requests at a change of
+weights.
 """
 
 from collections.abc import Sequence
@@ -55,8 +55,8 @@ def asked(batch: ContinuousBatch, *prompts: tuple[int, ...], limit: int = 9) -> 
 def cached_logprobs(
     request: Request, models: Sequence[object], swaps: Sequence[int]
 ) -> list[float]:
-    """Log-probability of each token of the answer, by transformers: `models[i + 1]` takes over
-    after `swaps[i]` tokens, with the keys and values that the models before it computed.
+    """Log-probability of each token of the answer, by transformers: `models[i + 1]` is used after
+    `swaps[i]` tokens, with the keys and values of the models before it.
     """
     past = None
     told = []
@@ -65,8 +65,8 @@ def cached_logprobs(
     for place in range(len(request.tokens)):
         model = models[sum(place >= swap for swap in swaps)]
         until = len(request.prompt) + place
-        # What stands before the newest token was computed as it came; a new request's whole prompt
-        # at once.
+        # Each position before the newest token was computed when it was sampled; a new request's whole
+        # prompt is computed at once.
         output = model(torch.tensor([text[fed:until]]), past_key_values=past, use_cache=True)  # type: ignore[operator]
         past, fed = output.past_key_values, until
         told.append(float(torch.log_softmax(output.logits[0, -1].float(), dim=-1)[text[until]]))
@@ -74,7 +74,7 @@ def cached_logprobs(
 
 
 def whole_logprobs(request: Request, model: object) -> list[float]:
-    """The same by one model that computes the whole text anew."""
+    """The same by one model that computes the whole text again."""
     text = torch.tensor([[*request.prompt, *request.tokens]])
     logprobs = torch.log_softmax(model(text).logits[0].float(), dim=-1)  # type: ignore[operator]
     first = len(request.prompt)
@@ -155,7 +155,9 @@ def test_results_of_16_bit_weights_are_close_to_those_of_32_bits(
             exact = whole_logprobs(request, models[0])
             assert request.logprobs == pytest.approx(whole_logprobs(request, model), abs=0.15)
             assert request.logprobs == pytest.approx(exact, abs=0.3)
-            assert request.logprobs != pytest.approx(exact, abs=1e-6)  # it did compute in 16 bits
+            assert request.logprobs != pytest.approx(
+                exact, abs=1e-6
+            )  # the computation was in 16 bits
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""What the torch engine adds to the contract: its thread, its failures, its shared prefixes, and
-that no place leaks.
+"""Behaviour of the torch engine beyond the contract: its thread, its failures, its shared prefixes,
+and the reuse of slots.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 class RecordingDecoder(Decoder):
-    """A decoder that writes down which texts it computed."""
+    """A decoder that records which texts it computed."""
 
     def __init__(self) -> None:
         super().__init__(read_architecture(CONFIG), 32, CPU, torch.float32)
@@ -69,7 +69,7 @@ def test_a_group_computes_its_prompt_once_until_the_weights_change() -> None:
 
     ask(batch, [(1, 2, 3)] * 8 + [(4, 5)])
     assert len(run(batch)) == 9
-    # One pass for the group, the waiting prompt along with it; the last token of each is left to
+    # One pass for the group together with the waiting prompt; the last token of each is left to
     # the decode step.
     assert decoder.passes == [[[1, 2], [4, 0]]]
 
@@ -117,7 +117,7 @@ def test_a_freed_slot_is_filled_by_the_last_sequence_which_continues_unchanged()
 
 
 async def test_an_error_of_the_loop_fails_every_request() -> None:
-    """Logits that are not numbers break it; a trainer that diverged publishes such weights."""
+    """NaN logits stop the engine; a trainer that diverged publishes such weights."""
     engine = TorchRolloutEngine(EngineConfig(max_concurrent=2, max_tokens=8192), CONFIG)
     await engine.load(0, counting(1))
     pending = [
@@ -197,7 +197,7 @@ def test_an_impossible_engine_setting_is_named(config: EngineConfig, message: st
 
 
 async def test_soak_with_swaps_and_cancellations_loses_no_token_and_no_slot() -> None:
-    """300 requests of random lengths through 24 places, weights swapped every 20 ms, a fifth of the
+    """300 requests of random lengths in 24 slots, weights swapped every 20 ms, a fifth of the
     requests cancelled.
     """
     engine = TorchRolloutEngine(EngineConfig(max_concurrent=24, max_tokens=256), CONFIG)
@@ -242,7 +242,7 @@ async def test_soak_with_swaps_and_cancellations_loses_no_token_and_no_slot() ->
     await swapping
     await engine.generate(
         [0], SamplingParams(max_new_tokens=1)
-    )  # after it, every cancellation has been taken in
+    )  # after it, every cancellation has been processed
     assert engine.version > 1
     assert not engine._answers
     assert not engine._batch.busy

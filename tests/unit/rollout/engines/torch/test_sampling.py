@@ -62,8 +62,8 @@ def test_an_excluded_token_is_never_sampled() -> None:
         (0, 0.69, [4 / 7, 3 / 7, 0, 0]),  # .4 is too little, .4 + .3 reaches it
         (0, 0.39, [1, 0, 0, 0]),
         (0, 0.71, [4 / 9, 3 / 9, 2 / 9, 0]),
-        (3, 0.5, [4 / 7, 3 / 7, 0, 0]),  # of what top-k left, .444 is too little
-        (3, 0.44, [1, 0, 0, 0]),  # of what top-k left, .444 is enough
+        (3, 0.5, [4 / 7, 3 / 7, 0, 0]),  # of the tokens kept by top-k, .444 is too little
+        (3, 0.44, [1, 0, 0, 0]),  # of the tokens kept by top-k, .444 is enough
         (9, 1.0, [0.4, 0.3, 0.2, 0.1]),
     ],
 )

@@ -1,6 +1,4 @@
-"""The compiled loops do what the plain ones do, bit for bit, and the plain ones do what they
-promise.
-"""
+"""The compiled loops equal the plain ones bit for bit, and the plain ones are correct."""
 
 from dataclasses import fields
 from itertools import product
@@ -19,7 +17,7 @@ SHARES = (0.0, 0.001, 0.02, 0.4, 1.0)
 
 def changed(kind: Any, size: int, share: float) -> tuple[Bits, Bits]:
     """Old bits of every kind, and new ones of which about `share` differ, mostly by one, some by
-    anything.
+    any value.
     """
     draw = np.random.default_rng([size, int(1000 * share), np.dtype(kind).itemsize])
     old = draw.integers(0, np.iinfo(kind).max, size, dtype=kind, endpoint=True)
@@ -48,7 +46,7 @@ def test_compiled_and_plain_loops_give_the_same_new_bits(kind: Any) -> None:
 
 
 def agree(old: Bits, new: Bits) -> None:
-    """Both kinds of loops find, split, join and add what turns `old` into `new`."""
+    """Check that both kinds of loops find, split, join and add the changes from `old` to `new`."""
     positions, steps = delta_numpy.find(old, new)
     assert positions.tolist() == [place for place in range(len(old)) if old[place] != new[place]]
     assert equal(delta_loops.find(old, new), (positions, steps))

@@ -1,5 +1,5 @@
-"""Deltas as a reader and a writer of versions see them: exact for every kind of tensor, small, and
-never silently wrong.
+"""Deltas from the view of readers and writers of versions: exact for every kind of tensor, small,
+and never wrong without an error.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from tests.support.stores.resealed import replace_blob
 
 
 class Parts(Digest):
-    """A digest that keeps the parts it was made of."""
+    """A digest that records its parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ def _bf16(values: Any) -> Any:
 
 
 def entropy_bytes(old: Any, new: Any) -> float:
-    """Entropy bound without the weights, in bytes per change: positions, and the distribution of the
-    steps.
+    """Entropy bound without the weights, in bytes per change: positions, and the distribution of
+    the bit deltas.
     """
     changed = old != new
     share = changed.mean()
@@ -99,7 +99,7 @@ def test_a_block_with_more_than_half_its_elements_changed_is_stored_as_planes(
 
 
 def test_a_block_of_bit_deltas_can_change_at_most_every_element() -> None:
-    """Other writers need not take planes for it."""
+    """Foreign writers can avoid planes for such a block."""
     positions, steps = np.arange(8, dtype=np.uint32), np.ones(8, dtype=np.uint16)
     body = delta_blocks._run(delta_numpy, positions, steps, 8)
     block = (
@@ -179,7 +179,9 @@ def test_a_block_with_a_wrong_base_or_cut_short_is_refused_or_gives_other_bits()
             delta_blocks.apply(old.copy(), memoryview(block[:end]))
     twice = new.copy()
     delta_blocks.apply(twice, memoryview(block))
-    assert (twice != new).any()  # a step, not a value: only the base the manifest names will do
+    assert (
+        twice != new
+    ).any()  # a bit delta, not a value: only the base named by the manifest gives the right result
     with pytest.raises(CorruptError, match="of 10 elements"):
         delta_blocks.apply(old[:10].copy(), memoryview(block))
 
@@ -240,7 +242,7 @@ def test_blocks_of_one_tensor_are_decoded_on_several_threads_in_order(
 ) -> None:
     monkeypatch.setattr(
         deltas, "BLOCK_ELEMENTS", 1000
-    )  # for writer and reader alike: many blocks in a small tensor
+    )  # for writer and reader: many blocks in a small tensor
     old, new = trained(25_500, 1e-5)
     new[3000:5000] = old[3000:5000]  # two blocks without a change
     blobs = set()
@@ -264,8 +266,8 @@ def test_blocks_of_one_tensor_are_decoded_on_several_threads_in_order(
 
 
 def versions_of_a_model(number: int) -> list[dict[str, HostTensor]]:
-    """Versions 0, 1, …: a large tensor of which little changes, one that never does, a scalar and
-    an empty one.
+    """Versions 0, 1, …: a large tensor with few changes, an unchanged one, a scalar and an empty
+    one.
     """
     old, _ = trained(30_000, 0.0)
     made = []
@@ -467,7 +469,7 @@ def test_a_failing_store_stops_a_publication_at_the_first_file(
         for version, lr in ((0, 0.0), (1, 1e-5))
     ]
     first = publisher.publish(memory_store, "solver", 0, models[0])
-    monkeypatch.setattr(delta_store, "FILE_BYTES_MAX", 1)  # a file for each tensor
+    monkeypatch.setattr(delta_store, "FILE_BYTES_MAX", 1)  # one file per tensor
     tries: list[str] = []
 
     class Away:
@@ -490,7 +492,7 @@ def test_a_failing_store_stops_a_publication_at_the_first_file(
 
 
 def known(old: HostTensor, new: Any) -> HostTensor:
-    """`new` as a tensor that remembers how it differs from `old`."""
+    """`new` as a tensor with its given changes from `old`."""
     before, after = deltas.flat(old.bits), deltas.flat(new)
     positions = np.flatnonzero(before != after).astype(np.uint64)
     return deltas.moved(old, positions, (after - before)[positions], threads=2)
@@ -551,8 +553,8 @@ def test_a_renamed_tensor_has_the_shape_of_its_base_which_is_not_changed(
 
 
 def test_positions_beyond_32_bits_are_distinguished() -> None:
-    """The positions of a tensor of more than 2³² elements, of which only the block that is asked
-    for is looked at.
+    """The positions of a tensor of more than 2³² elements, of which only the requested block is
+    read.
     """
     positions = np.array([5, 2**32 + 5, 2**33 + 1], dtype=np.uint64)
     steps = np.array([1, 2, 3], dtype=np.uint16)

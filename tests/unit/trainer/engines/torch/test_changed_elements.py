@@ -1,5 +1,5 @@
-"""What crosses to the host and what comes of it. All of it runs on the CPU device, which takes the
-same way as any other.
+"""Copies of changed elements to the host. All tests run on the CPU device, which uses the same code
+as any other.
 """
 
 import gc
@@ -91,7 +91,7 @@ def test_each_bit_pattern_can_change_into_each_other_one() -> None:
     pairs = np.stack(np.meshgrid(SPECIAL, SPECIAL), axis=-1).reshape(-1, 2)
     plain = np.full(
         (len(pairs), 3), 0x3F80
-    )  # the same before and after, so that the changes are few enough
+    )  # equal before and after, so that the changes are few enough
     scan = DeviceScan()
     tensor = bf16(np.column_stack([pairs[:, 0], plain]).reshape(-1))
     scan.to_host("w", tensor)
@@ -130,7 +130,7 @@ def test_a_transposed_tensor_is_compared_row_by_row() -> None:
 def test_a_tensor_is_copied_whole_where_its_changes_would_take_more_bytes() -> None:
     scan, tensor = DeviceScan(), masters(300)
     scan.to_host("w", tensor, "BF16")
-    tensor[:100] += 1  # 100 × 6 bytes are 300 × 2: just still
+    tensor[:100] += 1  # 100 × 6 bytes equal 300 × 2: just within the limit
     assert scan.to_host("w", tensor, "BF16").difference is not None
     tensor[:101] += 1
     host = scan.to_host("w", tensor, "BF16")
@@ -153,7 +153,7 @@ def test_changes_that_exceed_the_limit_in_a_later_chunk_are_not_lost(
     assert same(scan.to_host("w", tensor, "BF16"), to_host(tensor, "BF16"))
     assert (
         600 < scan.num_bytes - 600 <= 1200
-    )  # what had crossed before there were too many, and the whole
+    )  # the changes copied before there were too many, and the whole tensor
 
 
 def test_a_tensor_of_another_shape_dtype_or_name_is_copied_whole() -> None:
@@ -173,7 +173,7 @@ def test_a_tensor_of_another_shape_dtype_or_name_is_copied_whole() -> None:
 def test_without_a_change_the_last_read_only_tensor_is_returned() -> None:
     scan, tensor = DeviceScan(), masters(24)
     first = scan.to_host("w", tensor, "BF16")
-    tensor += 1e-9  # below what bf16 shows
+    tensor += 1e-9  # below the precision of bf16
     assert scan.to_host("w", tensor, "BF16") is first
     with pytest.raises(ValueError, match="read-only"):
         first.bits[0] = 0
@@ -186,7 +186,7 @@ def test_a_caller_that_modifies_its_tensor_changes_no_published_one() -> None:
     scan, tensor = DeviceScan(), torch.ones(8)
     host = scan.to_host(
         "w", tensor
-    )  # of the published dtype already: nothing is rounded, all the same it is a copy
+    )  # of the published dtype already: nothing is rounded, but it is still a copy
     tensor.zero_()
     assert host.bits.view(np.float32).tolist() == [1.0] * 8
     assert same(scan.to_host("w", tensor), to_host(torch.zeros(8)))
@@ -232,7 +232,7 @@ def started(given: Mapping[str, HostTensor]) -> TorchTrainEngine:
 
 @pytest.fixture
 def scanned(monkeypatch: pytest.MonkeyPatch) -> TorchTrainEngine:
-    """An engine that scans as on a device behind a bus."""
+    """An engine that scans as on a GPU."""
     monkeypatch.setattr(engine, "_is_remote", lambda _: True)
     return started(base_weights())
 
@@ -299,7 +299,7 @@ def test_an_engine_with_new_weights_copies_all_tensors_again(
 
 
 class TestScanningEngine(TrainEngineContract):
-    """An engine that scans satisfies the whole contract."""
+    """An engine with the scan satisfies the whole contract."""
 
     engine_name = "torch"
 

@@ -8,7 +8,7 @@ from trainer.engines.torch.logprobs import token_logprobs
 
 
 def head(hidden: Tensor) -> Tensor:
-    """The hidden state is the logits."""
+    """A model whose hidden state is the logits."""
     return hidden * 1.0
 
 
@@ -62,7 +62,7 @@ def test_logits_in_memory_are_limited(logits_max: int, rows: list[int]) -> None:
         torch.ones(5),
         logits_max,
     )
-    assert made[0] == 1  # how wide logits are
+    assert made[0] == 1  # the width of the logits
     assert made[1:] == rows
 
 

@@ -44,7 +44,7 @@ def test_a_valid_batch_passes_up_to_the_last_token_of_the_vocabulary() -> None:
 
 
 def test_advantages_are_normalised_over_loss_tokens_and_returned_by_row() -> None:
-    # Loss tokens carry 2, 2, −2, −2: mean 0, deviation 2. The prompts' tokens take no part.
+    # Loss tokens have 2, 2, −2, −2: mean 0, deviation 2. Prompt tokens are excluded.
     rows = batch(row(answer=(1, 2), advantage=2.0), row(prompt=(5,), answer=(3, 4), advantage=-2.0))
     first, second = batch_advantages(rows, normalized=True)
     assert first.tolist() == pytest.approx([0, 0, 1, 1], abs=1e-5)

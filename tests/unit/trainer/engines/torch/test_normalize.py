@@ -28,7 +28,7 @@ def test_no_values_give_an_empty_result() -> None:
 
 
 def test_small_differences_on_a_large_mean_are_not_lost() -> None:
-    # In float32, squares of 16,777,216 and 16,777,218 have no digits left for their difference.
+    # In float32, the squares of 16,777,216 and 16,777,218 are equal.
     normal = normalize(np.array([16_777_216, 16_777_218], dtype=np.float32))
     assert normal.tolist() == pytest.approx([-0.99999, 0.99999], abs=1e-6)
 

@@ -8,8 +8,8 @@ from trainer.engines.torch import rng_state
 
 
 def draws() -> list[float]:
-    """From every generator; the odd number of Gaussians leaves one waiting in Python's and NumPy's
-    states.
+    """Numbers of every generator; after an odd number of Gaussians, Python's and NumPy's states
+    have one cached.
     """
     return [
         random.gauss(0, 1),
