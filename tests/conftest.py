@@ -61,5 +61,5 @@ def s3_store(s3_server: str) -> ObjectStore:
 @pytest.fixture(params=["memory", "local", pytest.param("s3", marks=pytest.mark.s3)])
 def store(request: pytest.FixtureRequest) -> ObjectStore:
     """Each kind of store in turn: a test that uses this fixture checks all of them."""
-    found: ObjectStore = request.getfixturevalue(f"{request.param}_store")
-    return found
+    result: ObjectStore = request.getfixturevalue(f"{request.param}_store")
+    return result

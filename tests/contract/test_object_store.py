@@ -69,7 +69,7 @@ def test_creating_the_same_bytes_again_succeeds(store: ObjectStore) -> None:
 def test_exactly_one_of_many_writers_creates_the_object(store: ObjectStore) -> None:
     for round in range(5):
         key = f"shards/{round:08d}.arrow"
-        bodies = [f"writer {rival}".encode() * 1000 for rival in range(RIVALS)]
+        bodies = [f"writer {competitor}".encode() * 1000 for competitor in range(RIVALS)]
         won = together([partial(creates, store, key, body) for body in bodies])
         assert won.count(True) == 1
         assert store.get(key) == bodies[won.index(True)]
@@ -88,7 +88,9 @@ def test_readers_during_a_race_get_no_object_or_the_whole_object(store: ObjectSt
                 return False
         return True
 
-    writers = [partial(creates, store, "race", bytes([rival]) * size) for rival in range(4)]
+    writers = [
+        partial(creates, store, "race", bytes([competitor]) * size) for competitor in range(4)
+    ]
     results = together([*writers, *[reads_whole] * 4])
     assert results[:4].count(True) == 1
     assert results[4:] == [True] * 4
@@ -101,7 +103,7 @@ def test_put_replaces_an_object(store: ObjectStore) -> None:
 
 
 def test_concurrent_puts_leave_one_whole_body(store: ObjectStore) -> None:
-    bodies = [bytes([rival]) * 100_000 for rival in range(8)]
+    bodies = [bytes([competitor]) * 100_000 for competitor in range(8)]
 
     def put(body: bytes) -> bool:
         store.put("hint", body)

@@ -25,7 +25,7 @@ from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
 from storage.records.weights import HostTensor
-from tests.support.models.chain_model import CONFIG, VOCAB, counting, host_tensor, memoryless
+from tests.support.models.chain_model import CONFIG, VOCAB, counting, host_tensor, iid_weights
 
 ENGINES_UNDER_TEST = ["torch"]
 ENDLESS = 8000
@@ -39,7 +39,7 @@ async def engine_of(request: pytest.FixtureRequest) -> AsyncIterator[MakeEngine]
     """`await engine_of(tensors, …)`: an engine with `tensors` loaded as version 0, closed at the
     end of the test.
     """
-    made: list[Engine] = []
+    created: list[Engine] = []
 
     async def make(
         tensors: dict[str, HostTensor] | None,
@@ -50,13 +50,13 @@ async def engine_of(request: pytest.FixtureRequest) -> AsyncIterator[MakeEngine]
         config = EngineConfig(
             name=request.param, max_concurrent=max_concurrent, max_tokens=max_tokens
         )
-        made.append(make_engine(config, model))
+        created.append(make_engine(config, model))
         if tensors is not None:
-            await made[-1].load(0, tensors)
-        return made[-1]
+            await created[-1].load(0, tensors)
+        return created[-1]
 
     yield make
-    for engine in made:
+    for engine in created:
         await engine.close()
 
 
@@ -114,7 +114,7 @@ async def test_log_probabilities_are_those_of_the_sampling_distribution(
     """Worked out from .5 .3 .2: temperature ½ squares and renormalises (.25 + .09 + .04 = .38); .5
     is ⅝ of .5 + .3.
     """
-    engine = await engine_of(memoryless([0.5, 0.3, 0.2]), max_tokens=512)
+    engine = await engine_of(iid_weights([0.5, 0.3, 0.2]), max_tokens=512)
     answer = await engine.generate([5], SamplingParams(**{**vars(sampling), "max_new_tokens": 500}))
     assert set(answer.tokens.tolist()) == set(expected)
     assert answer.logprobs.tolist() == pytest.approx(
@@ -123,15 +123,15 @@ async def test_log_probabilities_are_those_of_the_sampling_distribution(
 
 
 async def test_requests_with_different_sampling_share_a_batch(engine_of: MakeEngine) -> None:
-    engine = await engine_of(memoryless([0.5, 0.3, 0.2]))
-    asked = [
+    engine = await engine_of(iid_weights([0.5, 0.3, 0.2]))
+    requested = [
         (SamplingParams(temperature=0), {0: 1.0}),
         (SamplingParams(top_k=2), {0: 5 / 8, 1: 3 / 8}),
         (SamplingParams(), {0: 0.5, 1: 0.3, 2: 0.2}),
         (SamplingParams(temperature=0.5, top_p=0.89), {0: 25 / 34, 1: 9 / 34}),
     ] * 2
-    answers = await asyncio.gather(*(engine.generate([5], sampling) for sampling, _ in asked))
-    for answer, (_, expected) in zip(answers, asked, strict=True):
+    answers = await asyncio.gather(*(engine.generate([5], sampling) for sampling, _ in requested))
+    for answer, (_, expected) in zip(answers, requested, strict=True):
         logprobs = [log(expected[token]) for token in answer.tokens.tolist()]
         assert answer.logprobs.tolist() == pytest.approx(logprobs, abs=1e-5)
 
@@ -143,7 +143,7 @@ async def test_tokens_follow_their_probabilities_over_seeds_and_within_an_answer
     times.
     """
     probabilities = np.array([0.1, 0.2, 0.3, 0.4])
-    engine = await engine_of(memoryless(probabilities.tolist()), max_concurrent=64)
+    engine = await engine_of(iid_weights(probabilities.tolist()), max_concurrent=64)
     answers = await asyncio.gather(
         *(engine.generate([5], SamplingParams(seed=seed, max_new_tokens=16)) for seed in range(200))
     )

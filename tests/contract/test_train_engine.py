@@ -83,9 +83,9 @@ def plain_moves(plain: PlainTrainer, before: Mapping[str, HostTensor]) -> torch.
     )
 
 
-def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+def apart(item: torch.Tensor, other: torch.Tensor) -> float:
     """Return the largest absolute difference, relative to the largest absolute value of the second."""
-    return float((one.double() - other).abs().max() / other.abs().max())
+    return float((item.double() - other).abs().max() / other.abs().max())
 
 
 class TrainEngineContract:
@@ -199,7 +199,7 @@ class TrainEngineContract:
         weights = base_weights()
         given = sampled_batch(reference_model(weights), noise=0.3)
         rows = tuple(
-            replace(one, advantages=one.advantages * np.float32(1e10)) for one in given.rows
+            replace(item, advantages=item.advantages * np.float32(1e10)) for item in given.rows
         )
         config = LINEAR.model_copy(update={"grad_clip": None, "lr": 1e4, "eps": 1e14})
         limited = self.started(config.model_copy(update={"grad_clip": 1e9}))
@@ -286,11 +286,11 @@ class TrainEngineContract:
             self.started(config),
             self.started(config.model_copy(update={"micro_batch_tokens": 15})),
         )
-        one, many = whole.step(given), split.step(given)
+        item, many = whole.step(given), split.step(given)
         together, apart = moves(whole, weights), moves(split, weights)
         assert float(together.norm()) > 0.1
         assert float((together - apart).abs().max()) < 2e-6 * float(together.abs().max()) + 1e-6
-        assert many == pytest.approx(one, rel=1e-5, abs=1e-6)
+        assert many == pytest.approx(item, rel=1e-5, abs=1e-6)
 
     def test_activation_checkpointing_does_not_change_results(self) -> None:
         given = sampled_batch(reference_model(base_weights()))
@@ -324,11 +324,11 @@ class TrainEngineContract:
             for each in given.rows
         )
         config = LINEAR.model_copy(update={"normalize_advantages": True, "minibatches": 2})
-        one, other = self.started(config), self.started(config)
-        one.step(given)
+        item, other = self.started(config), self.started(config)
+        item.step(given)
         other.step(replace(given, rows=rows))
         assert torch.allclose(
-            moves(one, base_weights()), moves(other, base_weights()), rtol=1e-3, atol=1e-5
+            moves(item, base_weights()), moves(other, base_weights()), rtol=1e-3, atol=1e-5
         )
 
     def test_metrics_of_rows_add_up_to_those_of_the_batch(self) -> None:
@@ -348,10 +348,10 @@ class TrainEngineContract:
     def test_minibatches_are_optimizer_steps(self) -> None:
         given = sampled_batch(reference_model(base_weights()), num_rows=6)
         config = ORDINARY.model_copy(update={"weight_decay": 0.0})
-        one, two = self.started(config), self.started(config.model_copy(update={"minibatches": 2}))
-        one.step(given)
+        item, two = self.started(config), self.started(config.model_copy(update={"minibatches": 2}))
+        item.step(given)
         two.step(given)
-        first, second = (moves(engine, base_weights()).abs() for engine in (one, two))
+        first, second = (moves(engine, base_weights()).abs() for engine in (item, two))
         # Adam's first step changes each weight by lr; two steps change some weights further.
         assert float(first.max()) == pytest.approx(0.01, rel=1e-2)
         assert float(second.max()) == pytest.approx(0.02, rel=1e-1)
@@ -386,10 +386,10 @@ class TrainEngineContract:
         for given in batches[2:]:
             assert straight.step(given) == resumed.step(given)
         assert weights_digest(straight.weights()) == weights_digest(resumed.weights())
-        for (name, one), other in zip(
+        for (name, item), other in zip(
             straight.save()[0].items(), resumed.save()[0].values(), strict=True
         ):
-            assert one.bits.tobytes() == other.bits.tobytes(), name
+            assert item.bits.tobytes() == other.bits.tobytes(), name
 
     def test_a_saved_state_is_not_changed_by_the_next_step(self) -> None:
         engine = self.started(ORDINARY)

@@ -30,11 +30,11 @@ async def team(solver: tuple[str, ...], verifier: tuple[str, ...]) -> tuple[Epis
     }
     episode = await run_episode(pool_of(ActorAndVerify(MathReward(5.0)), **players), PROMPT, seed=0)
     chat = players["solver"].chat
-    asked: list[str] = []
+    requested: list[str] = []
     for player in players.values():
         assert isinstance(player.engine, ScriptedEngine)
-        asked += [chat._tokenizer.decode(list(tokens)) for tokens, _ in player.engine.asked]
-    return episode, asked
+        requested += [chat._tokenizer.decode(list(tokens)) for tokens, _ in player.engine.asked]
+    return episode, requested
 
 
 @pytest.mark.parametrize("name", sorted(WORKFLOWS))

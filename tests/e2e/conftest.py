@@ -55,7 +55,7 @@ TRACES_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True)
-class Laptop:
+class LocalStack:
     """A home with a running stack."""
 
     home: Home
@@ -89,11 +89,11 @@ class Laptop:
         run.
         """
         overrides = [part for setting in settings for part in ("--set", setting)]
-        said = self.astraflow(
+        result = self.astraflow(
             "run", "--recipe", str(RECIPE), "--run-id", run_id, *overrides, "--detach"
         )
-        assert said.returncode == 0, said.stderr
-        return said.stdout.split("/runs/flow-run/")[1].split()[0]
+        assert result.returncode == 0, result.stderr
+        return result.stdout.split("/runs/flow-run/")[1].split()[0]
 
     def wait_for_end(self, flow_run_id: str) -> str:
         """Prefect's state name at the end of a flow run."""
@@ -102,20 +102,26 @@ class Laptop:
 
     def member(self, run_id: str, member: str) -> Heartbeat:
         """The last heartbeat of a member of a run."""
-        return next(beat for beat in heartbeats.read_all(self.run(run_id)) if beat.id == member)
+        return next(
+            heartbeat
+            for heartbeat in heartbeats.read_all(self.run(run_id))
+            if heartbeat.id == member
+        )
 
     def flow_runs(self, run_id: str) -> dict[str, list[str]]:
         """Name → states, oldest first, of the run's flow runs and of the flow runs inside them."""
         tagged = FlowRunFilter(tags=FlowRunFilterTags(all_=[f"run:{run_id}"]))
         with connected(self.stack.prefect_url) as client:
-            found = client.read_flow_runs(flow_run_filter=tagged)
-            parents = FlowRunFilterParentFlowRunId(any_=[one.id for one in found])
-            found += client.read_flow_runs(
+            result = client.read_flow_runs(flow_run_filter=tagged)
+            parents = FlowRunFilterParentFlowRunId(any_=[item.id for item in result])
+            result += client.read_flow_runs(
                 flow_run_filter=FlowRunFilter(parent_flow_run_id=parents)
             )
         states: dict[str, list[str]] = {}
-        for one in sorted({one.id: one for one in found}.values(), key=lambda one: one.created):
-            states.setdefault(one.name, []).append(one.state.name)
+        for item in sorted(
+            {item.id: item for item in result}.values(), key=lambda item: item.created
+        ):
+            states.setdefault(item.name, []).append(item.state.name)
         return states
 
     def flow_processes(self) -> list[int]:
@@ -171,15 +177,15 @@ def _traces(home: Home, running: Stack) -> tuple[object, ...]:
     said = [
         (
             run_id,
-            beat.id,
-            beat.attempt,
-            beat.state,
-            beat.note,
-            getattr(beat.progress, "base_model", None),
-            getattr(beat.progress, "episodes", None),
+            heartbeat.id,
+            heartbeat.attempt,
+            heartbeat.state,
+            heartbeat.note,
+            getattr(heartbeat.progress, "base_model", None),
+            getattr(heartbeat.progress, "episodes", None),
         )
         for run_id in runs.read_all(store).ids
-        for beat in heartbeats.read_all(store.sub(layout.run_prefix(run_id)))
+        for heartbeat in heartbeats.read_all(store.sub(layout.run_prefix(run_id)))
     ]
     return len(keys), tuple(said), _flow_states(running.prefect_url), tuple(flow_processes(home))
 
@@ -190,9 +196,9 @@ def _flow_states(api_url: str) -> tuple[tuple[str, str], ...]:
         with connected(api_url) as client:
             return tuple(
                 sorted(
-                    (str(one.id), one.state.name)
-                    for one in client.read_flow_runs()
-                    if one.state is not None
+                    (str(item.id), item.state.name)
+                    for item in client.read_flow_runs()
+                    if item.state is not None
                 )
             )
     except (ConfigError, PrefectHTTPStatusError):
@@ -201,22 +207,22 @@ def _flow_states(api_url: str) -> tuple[tuple[str, str], ...]:
 
 def flow_processes(home: Home) -> list[int]:
     """Live processes of flow runs."""
-    found = []
-    for one in processes.marked(str(home.root)):
+    results = []
+    for item in processes.marked(str(home.root)):
         with suppress(psutil.NoSuchProcess):  # it ended meanwhile; a zombie counts as ended
-            if "deployments.registration.flow_entrypoint" in one.cmdline():
-                found.append(one.pid)
-    return found
+            if "deployments.registration.flow_entrypoint" in item.cmdline():
+                results.append(item.pid)
+    return results
 
 
 @pytest.fixture(scope="session")
-def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     with stack_in(Home(tmp_path_factory.mktemp("laptop") / "home")) as laptop:
         yield laptop
 
 
 @contextmanager
-def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Laptop]:
+def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[LocalStack]:
     """A stack that is started with these environment variables and stopped at the end of the block."""
     try:
         up = _up(home, variables)
@@ -225,7 +231,7 @@ def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Lap
             for name in (environment.PREFECT_AUTH, *environment.MLFLOW_AUTH):
                 if name in complete:
                     patch.setenv(name, complete[name])
-            yield Laptop(home, up)
+            yield LocalStack(home, up)
     finally:
         try:
             with _own_environment():

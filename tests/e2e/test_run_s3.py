@@ -20,7 +20,7 @@ from storage.records.progress import MirrorProgress, RolloutProgress
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
 from tasks.services.prefect_settings import settings_for
-from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop, stack_in
+from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, LocalStack, stack_in
 from tests.support.stores.s3_process import s3_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(E2E_TIMEOUT_S)]
@@ -48,7 +48,9 @@ def servers() -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def cloud(servers: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
+def cloud(
+    servers: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalStack]:
     named = {
         "ASTRAFLOW_STORE": HOME,
         "ASTRAFLOW_STORE_SECRET": "store",
@@ -71,7 +73,7 @@ def mirrors(servers: tuple[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def said(cloud: Laptop, mirrors: dict[str, str]) -> str:
+def run_output(cloud: LocalStack, mirrors: dict[str, str]) -> str:
     """The output of `astraflow run`; the run is named `far` and is complete when its report exists.
     The weight decay is high, so that every step changes the weights. Polls are rare because each
     costs the test's servers some milliseconds of CPU.
@@ -89,19 +91,21 @@ def said(cloud: Laptop, mirrors: dict[str, str]) -> str:
     ]
     settings += [f"rollout.regions.{region}.mirror={url}" for region, url in mirrors.items()]
     assigned = [part for setting in settings for part in ("--set", setting)]
-    told = cloud.astraflow("run", "--recipe", str(RECIPE), "--run-id", "far", *assigned, "--detach")
-    assert (told.returncode, told.stderr) == (0, ""), told.stdout + told.stderr
+    result = cloud.astraflow(
+        "run", "--recipe", str(RECIPE), "--run-id", "far", *assigned, "--detach"
+    )
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout + result.stderr
     cloud.wait_until(lambda: cloud.run_folder("far").exists(layout.REPORT), look_s=1.0)
-    return told.stdout
+    return result.stdout
 
 
 @pytest.fixture
-def run(cloud: Laptop, said: str) -> ObjectStore:
+def run(cloud: LocalStack, run_output: str) -> ObjectStore:
     return cloud.run("far")
 
 
-def test_the_run_completes_and_its_ledger_balances(cloud: Laptop, said: str) -> None:
-    assert "far is started" in said
+def test_the_run_completes_and_its_ledger_balances(cloud: LocalStack, run_output: str) -> None:
+    assert "far is started" in run_output
     status = _json(cloud, "status", "far", "--json")
     assert (status["state"], status["reason"]) == (
         "completed",
@@ -129,7 +133,7 @@ def test_every_version_is_in_both_mirrors_bit_for_bit(
 
 
 def test_weights_are_copied_once_and_read_from_the_mirror(run: ObjectStore) -> None:
-    beats = {beat.id: beat for beat in heartbeats.read_all(run)}
+    beats = {heartbeat.id: heartbeat for heartbeat in heartbeats.read_all(run)}
     for region in ("us-east", "eu-west"):
         mirror, worker = beats[f"mirror-{region}"], beats[f"rollout-{region}-0"]
         assert (mirror.state, mirror.versions) == ("done", dict.fromkeys(POLICIES, STEPS))
@@ -142,7 +146,7 @@ def test_weights_are_copied_once_and_read_from_the_mirror(run: ObjectStore) -> N
             assert worker.progress.weights_bytes_mirror[policy] > 0
 
 
-def test_commands_use_the_store_of_the_stack(cloud: Laptop, said: str) -> None:
+def test_commands_use_the_store_of_the_stack(cloud: LocalStack, run_output: str) -> None:
     assert [row["version"] for row in _json(cloud, "weights", "far", "solver", "--json")] == list(
         range(STEPS + 1)
     )
@@ -150,7 +154,7 @@ def test_commands_use_the_store_of_the_stack(cloud: Laptop, said: str) -> None:
 
 
 def test_no_object_log_or_stack_record_contains_the_credentials(
-    cloud: Laptop, run: ObjectStore, mirrors: dict[str, str], said: str
+    cloud: LocalStack, run: ObjectStore, mirrors: dict[str, str], run_output: str
 ) -> None:
     """The folder of the stack has its logs, its record, and Prefect's database: parameters, work
     pools and the encrypted block.
@@ -167,11 +171,11 @@ def test_no_object_log_or_stack_record_contains_the_credentials(
             "GET", "/block_types/slug/secret/block_documents"
         ).content
     for text in KEYS.values():
-        assert text not in said
+        assert text not in run_output
         assert [name for name, body in bodies.items() if text.encode() in body] == []
 
 
-def _json(cloud: Laptop, *arguments: str) -> Any:
+def _json(cloud: LocalStack, *arguments: str) -> Any:
     done = cloud.astraflow(*arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

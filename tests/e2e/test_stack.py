@@ -77,17 +77,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         patch.setattr(plan, "PREFECT_PORT", taken[0])
         patch.setattr(plan, "MLFLOW_PORT", taken[1])
         _leave_a_stale_record(home)
-        said: list[str] = []
+        messages: list[str] = []
         try:
             yield World(
                 home=home,
                 folder=folder,
                 taken=taken,
-                stack=up_down.up(home, said.append, wait_for_mlflow=False),
-                said=said,
+                stack=up_down.up(home, messages.append, wait_for_mlflow=False),
+                said=messages,
             )
         finally:
-            up_down.down(home, said.append)
+            up_down.down(home, messages.append)
             for listener in listeners:
                 listener.close()
             os.environ.clear()
@@ -176,7 +176,7 @@ def test_mlflow_requires_the_secret(world: World) -> None:
         assert client.get(search).status_code == 401
         assert client.get(search, headers={**secret, **EVIL}).status_code == 403
         assert [
-            one["name"] for one in client.get(search, headers=secret).json()["experiments"]
+            item["name"] for item in client.get(search, headers=secret).json()["experiments"]
         ] == ["Default"]
 
 
@@ -186,11 +186,11 @@ def test_the_printed_address_logs_a_browser_in(world: World) -> None:
         login, _, ticket = address.removesuffix("/").partition("#")
         with httpx.Client(trust_env=False) as browser:
             assert browser.get(login).headers["content-type"].startswith("text/html")
-            told = browser.post(login, headers={"authorization": f"Ticket {ticket}"})
-            assert told.status_code == 200
+            response = browser.post(login, headers={"authorization": f"Ticket {ticket}"})
+            assert response.status_code == 200
             assert browser.get(world.stack.mlflow_url).text.lower().startswith("<!doctype html>")
-            if told.text:
-                stored = {"authorization": f"Basic {told.text}"}
+            if response.text:
+                stored = {"authorization": f"Basic {response.text}"}
                 assert (
                     browser.get(
                         f"{world.stack.prefect_url}/admin/version", headers=stored
@@ -203,7 +203,7 @@ def test_only_the_owner_may_read_the_home(world: World) -> None:
     assert list(world.home.exposed()) == []
     assert world.home.record.exists()
     assert (world.home.prefect / "prefect.db").exists()
-    assert [one for one in world.home.logs.glob("*.log") if one.stat().st_mode & OTHERS] == []
+    assert [item for item in world.home.logs.glob("*.log") if item.stat().st_mode & OTHERS] == []
 
 
 def test_servers_listen_on_the_loopback_interface_only(world: World) -> None:
@@ -211,19 +211,19 @@ def test_servers_listen_on_the_loopback_interface_only(world: World) -> None:
         server = world.stack.process(name)
         assert server is not None
         listened = [
-            one.laddr.ip
-            for one in psutil.Process(server.pid).net_connections()
-            if one.status == psutil.CONN_LISTEN
+            item.laddr.ip
+            for item in psutil.Process(server.pid).net_connections()
+            if item.status == psutil.CONN_LISTEN
         ]
         assert listened == ["127.0.0.1"]
 
 
 def test_servers_have_no_credentials_of_the_store(world: World) -> None:
-    for one in world.stack.processes:
-        inherited = psutil.Process(one.pid).environ()
-        assert (inherited.get("AWS_SECRET_ACCESS_KEY") == "hidden") == one.name.startswith(
+    for item in world.stack.processes:
+        inherited = psutil.Process(item.pid).environ()
+        assert (inherited.get("AWS_SECRET_ACCESS_KEY") == "hidden") == item.name.startswith(
             "worker"
-        ), one.name
+        ), item.name
 
 
 def test_up_restarts_only_dead_processes(world: World) -> None:
@@ -293,10 +293,10 @@ def test_prefects_command_reaches_the_stack_without_environment_variables(world:
         "--param",
         "seconds=0",
     ]
-    said = subprocess.run(
+    result = subprocess.run(
         command, cwd=world.home.root, env=bare, capture_output=True, text=True, check=True
     ).stdout
-    flow_run_id = said.split("UUID: ")[1].split()[0]
+    flow_run_id = result.split("UUID: ")[1].split()[0]
     _wait(world, lambda: flow_runs.read(world.stack.prefect_url, flow_run_id).state == "Completed")
     printed = (world.home.flow_logs / f"{flow_run_id}.log").read_text()
     assert f"store {world.stack.store_url}" in printed
@@ -364,8 +364,8 @@ def _deployment_id(world: World) -> str:
 def _planned_runs(world: World, deployment: str) -> int:
     with connected(world.stack.prefect_url) as client:
         which = DeploymentFilter(name=DeploymentFilterName(any_=[deployment]))
-        found = client.read_flow_runs(deployment_filter=which)
-        return sum(run.state is not None and run.state.is_scheduled() for run in found)
+        result = client.read_flow_runs(deployment_filter=which)
+        return sum(run.state is not None and run.state.is_scheduled() for run in result)
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -79,10 +79,10 @@ def test_readers_never_read_a_part_of_an_object_of_a_killed_writer(
             numbers = ["0", *writer.stdout.read().split()]
         committed += [f"shards/w{kill}-{int(number):08d}" for number in numbers]
         assert whole(local_store.get("hint"))
-    found = local_store.list("shards")
-    assert set(committed) <= set(found)
-    assert len(committed) <= len(found) <= len(committed) + KILLS
-    for key in found:
+    results = local_store.list("shards")
+    assert set(committed) <= set(results)
+    assert len(committed) <= len(results) <= len(committed) + KILLS
+    for key in results:
         assert whole(local_store.get(key))
 
 
@@ -101,15 +101,15 @@ def test_each_object_has_one_winner_among_concurrent_processes(
     local_store: ObjectStore,
 ) -> None:
     names = ["a", "b", "c", "d"]
-    rivals = [start(RIVAL, local_store, name) for name in names]
+    competitors = [start(RIVAL, local_store, name) for name in names]
     wins: dict[int, list[str]] = {number: [] for number in range(100)}
-    for rival in rivals:
-        assert rival.stdin is not None
-        rival.stdin.write("go\n")
-        rival.stdin.flush()
-    for name, rival in zip(names, rivals, strict=True):
-        output, _ = rival.communicate(timeout=PATIENCE_S)
-        assert rival.returncode == 0
+    for competitor in competitors:
+        assert competitor.stdin is not None
+        competitor.stdin.write("go\n")
+        competitor.stdin.flush()
+    for name, competitor in zip(names, competitors, strict=True):
+        output, _ = competitor.communicate(timeout=PATIENCE_S)
+        assert competitor.returncode == 0
         for number in map(int, output.split()):
             wins[number].append(name)
     assert all(len(winners) == 1 for winners in wins.values())

@@ -89,11 +89,11 @@ class Mutant:
 
 def mutants(path: str, source: str) -> list[Mutant]:
     """Every mutant of the file `path`, in the order of its lines; each can be parsed."""
-    found = list(_Walk(path, source).module())
-    unique = {(one.start, one.end, one.text): one for one in found}
+    results = list(_Walk(path, source).module())
+    unique = {(item.start, item.end, item.text): item for item in results}
     return sorted(
-        (one for one in unique.values() if _parses(one.applied(source))),
-        key=lambda one: (one.start, one.text),
+        (item for item in unique.values() if _parses(item.applied(source))),
+        key=lambda item: (item.start, item.text),
     )
 
 
@@ -181,7 +181,7 @@ class _Walk:
         outer = self._where, self._of, self._line
         self._line = node.lineno
         if not isinstance(node, ast.ClassDef):
-            for default in [*node.args.defaults, *(one for one in node.args.kw_defaults if one)]:
+            for default in [*node.args.defaults, *(item for item in node.args.kw_defaults if item)]:
                 yield from self._expressions(default)
             self._of = node
         elif any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases):
@@ -280,7 +280,7 @@ class _Walk:
                 end=end,
                 text=text,
             )
-        code = of.name, min(one.lineno for one in [of, *of.decorator_list])
+        code = of.name, min(item.lineno for item in [of, *of.decorator_list])
         compiled = any(
             self._text(decorator).partition("(")[0] not in TRANSPARENT
             for decorator in of.decorator_list

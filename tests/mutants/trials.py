@@ -179,7 +179,7 @@ def baseline(root: Path, file: str) -> Tests:
         True,
         "",
         cpu_s,
-        {test: {tuple(one) for one in functions} for test, functions in calls.items()},
+        {test: {tuple(item) for item in functions} for test, functions in calls.items()},
     )
 
 
@@ -263,9 +263,9 @@ def _cpu_s(process: psutil.Process) -> float:
     """CPU time of the process, its children and their ended children."""
     total = 0.0
     with suppress(psutil.Error):
-        for one in [process, *process.children(recursive=True)]:
+        for item in [process, *process.children(recursive=True)]:
             with suppress(psutil.Error):
-                times = one.cpu_times()
+                times = item.cpu_times()
                 total += times.user + times.system + times.children_user + times.children_system
     return total
 
@@ -277,13 +277,13 @@ def _own_cpu_s() -> float:
     )
 
 
-def chosen(found: Mapping[str, Tests], function: Function | None) -> tuple[list[str], float]:
+def chosen(results: Mapping[str, Tests], function: Function | None) -> tuple[list[str], float]:
     """Return the tests for a mutant within `function` (None: at module level) and their CPU time in
     the baseline: the fastest files first, within `TRIAL_CPU_S`.
     """
     picked = [
-        (sum(tests.cpu_s[one] for one in ids), ids)
-        for tests in found.values()
+        (sum(tests.cpu_s[item] for item in ids), ids)
+        for tests in results.values()
         if tests.passed and (ids := tests.calling(function))
     ]
     total_s, names = 0.0, []

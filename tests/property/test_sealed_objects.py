@@ -62,8 +62,8 @@ def whole_run(store: ObjectStore) -> ObjectStore:
     run = finished_run(store)
     runs.request_stop(run, Stop("completed", "every policy reached version 4", 0.0))
     leases.take(run, 0, "rollout-us-east-0", "us-east", leases.LeaseWatch(1.0))
-    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
-        pulse.update(progress=TrainerProgress(step=3), versions={"solver": 2})
+    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as heartbeat_writer:
+        heartbeat_writer.update(progress=TrainerProgress(step=3), versions={"solver": 2})
     tags.create(run, "best", "solver", 2)
     checkpoints.save(
         run, "solver", 4, builders.tensors(4), {"engine": {"format": 1}, "tokens_trained": 120.0}
@@ -84,7 +84,7 @@ def whole_run(store: ObjectStore) -> ObjectStore:
     base_models.save_model(
         store, "8c1f", builders.tensors(0), {"config.json": b"{}"}, {"accuracy": 0.5}
     )
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     for version in range(9):  # one more policy, whose versions are deltas
         bits = np.arange(500, dtype=np.uint16)
         bits[: 7 * version] += 1
@@ -92,7 +92,9 @@ def whole_run(store: ObjectStore) -> ObjectStore:
             "w": HostTensor("BF16", (500,), bits),
             "b": HostTensor("F32", (), np.array(version, dtype=np.uint32)),
         }
-        held = LoadedWeights(publisher.publish(run, "third", version, tensors, base=held), tensors)
+        loaded = LoadedWeights(
+            publisher.publish(run, "third", version, tensors, base=loaded), tensors
+        )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(compaction, "BYTES_MIN", 0)
         patched.setattr(compaction, "SHARE_MAX", 1e9)

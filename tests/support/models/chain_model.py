@@ -67,7 +67,7 @@ def counting(stride: int) -> dict[str, HostTensor]:
     )
 
 
-def memoryless(probabilities: list[float]) -> dict[str, HostTensor]:
+def iid_weights(probabilities: list[float]) -> dict[str, HostTensor]:
     """Weights that sample every token from `probabilities`; tokens beyond their end are impossible."""
     logits = [float(np.log(p)) for p in probabilities] + [-1000.0] * (VOCAB - len(probabilities))
     return chain(lambda token: logits)

@@ -180,12 +180,12 @@ class PlainTrainer:
             input_ids=torch.from_numpy(row.tokens).long()[None], use_cache=False
         ).logits[0]
         positions = np.flatnonzero(row.loss_mask)
-        found = []
+        results = []
         for position, advantage in zip(positions, advantages, strict=True):
             logprobs = torch.log_softmax(logits[position - 1] / row.temperature, dim=-1)
             entropy = -(logprobs.exp() * logprobs).sum().item()
             token = logprobs[int(row.tokens[position])]
-            found.append(
+            results.append(
                 Token(
                     logprob=token,
                     entropy=entropy,
@@ -194,7 +194,7 @@ class PlainTrainer:
                     row=place,
                 )
             )
-        return found
+        return results
 
     def _loss(self, tokens: list[Token]) -> tuple[Tensor, tuple[float, float] | None, int]:
         """Return the minibatch's loss, its bounds and the number of clipped tokens."""

@@ -205,8 +205,8 @@ def heartbeat(
     )
 
 
-def put_heartbeat(run: ObjectStore, beat: Heartbeat) -> None:
-    run.put(layout.heartbeat(beat.kind, beat.id), heartbeats.encode(beat))
+def put_heartbeat(run: ObjectStore, heartbeat: Heartbeat) -> None:
+    run.put(layout.heartbeat(heartbeat.kind, heartbeat.id), heartbeats.encode(heartbeat))
 
 
 def mirror_next(

@@ -163,10 +163,10 @@ def world(
     run = runs.create_run(
         store, "r", {"steps": steps, "policies": sizes, "data": data.model_dump(mode="json")}
     )
-    made = World(run, data, policies)
+    simulation = World(run, data, policies)
     for policy in policies:
-        made.publish(policy, 0)
-    return made
+        simulation.publish(policy, 0)
+    return simulation
 
 
 def _episode(draw: np.random.Generator, versions: Mapping[str, int]) -> Episode:
@@ -182,13 +182,13 @@ def _episode(draw: np.random.Generator, versions: Mapping[str, int]) -> Episode:
     )
 
 
-def torn(run: ObjectStore, number: int) -> None:
+def write_invalid_shard(run: ObjectStore, number: int) -> None:
     """Write a shard with invalid bytes."""
     run.create(layout.shard(number), b"torn")
 
 
 @dataclass
-class AwayBackend:
+class UnreachableBackend:
     """Raise TransientError for reads of a key that contains `key`, unless that is empty."""
 
     backend: Backend
@@ -203,7 +203,7 @@ class AwayBackend:
         return getattr(self.backend, name)
 
 
-class Flicker:
+class OutageBackend:
     """A backend whose every call raises TransientError while `down` is set."""
 
     def __init__(self, backend: Backend) -> None:

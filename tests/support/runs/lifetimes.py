@@ -15,22 +15,22 @@ WAITS_MAX = 1000
 P = TypeVar("P")
 
 
-def pulse_of(run: ObjectStore, kind: ServiceKind, id: str = "") -> HeartbeatWriter:
+def heartbeat_writer_of(run: ObjectStore, kind: ServiceKind, id: str = "") -> HeartbeatWriter:
     """A heartbeat that is never entered: it writes nothing, and `last` is what it would write."""
     return HeartbeatWriter(run, kind, id or kind, attempt=0, interval_s=3600.0)
 
 
-def progress_of(beat: Heartbeat, record: type[P]) -> P:
+def progress_of(heartbeat: Heartbeat, record: type[P]) -> P:
     """The progress record of a heartbeat, as the given record type."""
-    assert isinstance(beat.progress, record)
-    return beat.progress
+    assert isinstance(heartbeat.progress, record)
+    return heartbeat.progress
 
 
 def lifetime_of(
     run: ObjectStore, kind: ServiceKind, stop: threading.Event | None = None
 ) -> Lifetime:
     """A lifetime on the real clock."""
-    return Lifetime(run, pulse_of(run, kind), stop or threading.Event())
+    return Lifetime(run, heartbeat_writer_of(run, kind), stop or threading.Event())
 
 
 class ScriptedLifetime(Lifetime):
@@ -42,7 +42,7 @@ class ScriptedLifetime(Lifetime):
     def __init__(
         self, run: ObjectStore, kind: ServiceKind, on_wait: Callable[[float], object]
     ) -> None:
-        super().__init__(run, pulse_of(run, kind), threading.Event())
+        super().__init__(run, heartbeat_writer_of(run, kind), threading.Event())
         self.waits_s: list[float] = []
         """Every pause, in seconds, as it was asked for."""
         self._on_wait = on_wait

@@ -70,7 +70,7 @@ class RunningWorker:
     ) -> None:
         self.error: BaseException | None = None
         self._stop = threading.Event()
-        self._pulse = HeartbeatWriter(
+        self._heartbeat_writer = HeartbeatWriter(
             run, "rollout", name, attempt=0, interval_s=60.0, region="us-east"
         )
         self._thread = threading.Thread(target=self._work, args=(run, settings), name=name)
@@ -78,7 +78,7 @@ class RunningWorker:
 
     @property
     def beat(self) -> Heartbeat:
-        return self._pulse.last
+        return self._heartbeat_writer.last
 
     def stop(self) -> None:
         """Stop the worker as SIGTERM does."""
@@ -90,7 +90,7 @@ class RunningWorker:
         assert not self._thread.is_alive(), "the worker does not leave"
         if self.error is not None:
             raise self.error
-        return self._pulse.last
+        return self._heartbeat_writer.last
 
     def __enter__(self) -> "RunningWorker":
         return self
@@ -101,7 +101,7 @@ class RunningWorker:
 
     def _work(self, run: ObjectStore, settings: RolloutConfig) -> None:
         try:
-            lifetime = Lifetime(run, self._pulse, self._stop, why_over=end_reason)
+            lifetime = Lifetime(run, self._heartbeat_writer, self._stop, why_over=end_reason)
             work(lifetime, settings, SAMPLING, "us-east")
         except BaseException as error:  # re-raised in the test's thread
             self.error = error

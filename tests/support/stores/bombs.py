@@ -164,18 +164,18 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
         change: Callable[[Manifest], Manifest], body: bytes = b""
     ) -> tuple[ObjectStore, LoadedWeights]:
         run, tensors = store(), {"w": HostTensor("U8", (2**20,), np.arange(2**20, dtype=np.uint8))}
-        held = LoadedWeights(publisher.publish(run, "p", 0, tensors), tensors)
+        loaded = LoadedWeights(publisher.publish(run, "p", 0, tensors), tensors)
         moved = tensors["w"].bits.copy()
         moved[5] += 1
-        publisher.publish(run, "p", 1, {"w": HostTensor("U8", moved.shape, moved)}, base=held)
+        publisher.publish(run, "p", 1, {"w": HostTensor("U8", moved.shape, moved)}, base=loaded)
         manifest = replace_file(run, "p", 1, lambda old: body or old)
         manifest = change(manifest)
         run.put(manifest_key, seal(replace(manifest, digest=weights_digest(manifest.tensors))))
-        return run, held
+        return run, loaded
 
-    def go(run: ObjectStore, held: LoadedWeights) -> object:
+    def go(run: ObjectStore, loaded: LoadedWeights) -> object:
         manifest = manifests.read_manifest(run, "p", 1)
-        return update_path.apply_path(run, manifest, update_path.path_deltas(manifest), held)
+        return update_path.apply_path(run, manifest, update_path.path_deltas(manifest), loaded)
 
     def many_changes(manifest: Manifest) -> Manifest:
         info = manifest.tensors["w"]
@@ -191,10 +191,10 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
 
     manifest_key = layout.manifest(layout.weights("p", 1))
     names = [f"w{number}" for number in range(2000)]
-    found = second(
+    result = second(
         many_changes, to_safetensors({name: of_bytes(b"") for name in names}, delta_store.CODEC)
     )
-    yield "two thousand changes of one tensor", partial(go, *found)
+    yield "two thousand changes of one tensor", partial(go, *result)
     for size in (2**60, 2**63 - 1):
         yield f"a file of {size} bytes", partial(go, *second(file_of(size)))
     run, _ = second(lambda manifest: manifest)
@@ -275,10 +275,10 @@ def json_that_claims() -> Iterator[tuple[str, Read]]:
         yield f"JSON with {name}", partial(unseal, Order, order(fields), "orders/00000000.json")
     end = f'{{"format":1,"write_id":"{ZEROS}","checksum":{"1" * 32}}}'.encode()
     yield "a checksum that is a number", partial(unseal, OrdersEnd, end, "orders/end.json")
-    beat = (
+    heartbeat = (
         f'{{"format":1,"write_id":"{ZEROS}","progress":{{"closed_below":{"9" * 4000}}}}}'.encode()
     )
-    yield "a heartbeat of a long number", partial(heartbeats.parse, beat, "heartbeats/x")
+    yield "a heartbeat of a long number", partial(heartbeats.parse, heartbeat, "heartbeats/x")
     run = store()
     run.put(
         layout.order(0),
@@ -348,11 +348,11 @@ def limited(read: Read) -> object:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
-def told(found: object) -> list[str]:
-    is_corrupt = isinstance(found, CorruptError)
+def told(violations: object) -> list[str]:
+    is_corrupt = isinstance(violations, CorruptError)
     return [
-        "CorruptError" if is_corrupt else type(found).__name__,
-        str(found)[:500] if isinstance(found, Exception) else "",
+        "CorruptError" if is_corrupt else type(violations).__name__,
+        str(violations)[:500] if isinstance(violations, Exception) else "",
     ]
 
 

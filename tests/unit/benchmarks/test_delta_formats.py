@@ -37,13 +37,13 @@ def test_an_index_and_a_value_take_six_bytes_per_change(tmp_path: Path) -> None:
 
 
 def test_the_benchmark_reports_every_format_as_bit_exact(tmp_path: Path) -> None:
-    found = codec.report({"a": (OLD, NEW), "b": (OLD, OLD)}, lambda: None, tmp_path)
-    assert found["bit_exact"]
-    assert list(found["bytes_per_change"]) == [
+    result = codec.report({"a": (OLD, NEW), "b": (OLD, OLD)}, lambda: None, tmp_path)
+    assert result["bit_exact"]
+    assert list(result["bytes_per_change"]) == [
         "ours",
         "astraflow_format",
         "pulse_format",
         "ours_2_threads",
         "astraflow_worker",
     ]
-    assert found["bytes_per_change"]["astraflow_format"] == 6
+    assert result["bytes_per_change"]["astraflow_format"] == 6

@@ -34,11 +34,11 @@ def step(seconds: float, exact: bool = True, publish_s: float = 0.5) -> VersionT
 
 
 def found(changed: float = 0.01, seconds: float = 1.75) -> Any:
-    one = figures.case({"format": "delta", "workers": 4, "mirror": True}, [step(seconds)])
+    item = figures.case({"format": "delta", "workers": 4, "mirror": True}, [step(seconds)])
     settings = vars(command.parse(["--changed", str(changed)]))
     machine = {"cpus": 2, "cpu": "a fast one", "kernel": "6", "load_before": 0.5}
     return {
-        "cases": [one],
+        "cases": [item],
         "target": {"met": [seconds <= 2]},
         "bit_exact": True,
         "settings": settings,
@@ -76,9 +76,13 @@ def test_a_worker_that_skips_a_late_mirror_counts_its_wait_as_mirror_time() -> N
 
 
 def test_a_case_has_the_numbers_of_its_median_step_and_the_seconds_of_each_step() -> None:
-    one = figures.case({"format": "delta"}, [step(3.0), step(1.0), step(2.0, publish_s=0.25)])
-    assert (one["format"], one["seconds"], one["every_step_s"]) == ("delta", 2.0, [3.0, 1.0, 2.0])
-    assert one["stages"]["publish"] == 0.25
+    item = figures.case({"format": "delta"}, [step(3.0), step(1.0), step(2.0, publish_s=0.25)])
+    assert (item["format"], item["seconds"], item["every_step_s"]) == (
+        "delta",
+        2.0,
+        [3.0, 1.0, 2.0],
+    )
+    assert item["stages"]["publish"] == 0.25
 
 
 def test_a_case_with_an_inexact_step_is_inexact() -> None:

@@ -18,8 +18,8 @@ def decode(old: Any, blob: bytes) -> Any:
     """Return the new elements. `old`: a tensor's elements as flat unsigned integers."""
     new, at = old.copy(), 0
     while at < len(blob):
-        size, number, method, one, zero = struct.unpack_from("<IIBBH", blob, at)
-        assert (one, zero) == (1, 0)
+        size, number, method, item, zero = struct.unpack_from("<IIBBH", blob, at)
+        assert (item, zero) == (1, 0)
         block = new[number * 2**22 : (number + 1) * 2**22]
         body, at = blob[at + 12 : at + size], at + size
         if method == 2:
@@ -60,8 +60,8 @@ def unzstd(frame: bytes, size: int) -> Any:
 
 
 def unzigzag(values: Any) -> Any:
-    one = values.dtype.type(1)
-    return (values >> one) ^ (~(values & one) + one)
+    item = values.dtype.type(1)
+    return (values >> item) ^ (~(values & item) + item)
 
 
 @pytest.mark.parametrize("lr", [1e-7, 1e-6, 5e-6, 1e-3])

@@ -56,9 +56,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     base_models.save_model(store, "8c1f", tensors(0), {"config.json": b"{}"}, {"accuracy": 0.3})
     request_stop(run, Stop("completed", "every policy reached version 4", 1700000900.0))
-    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
+    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as heartbeat_writer:
         progress = TrainerProgress(step=4, tokens_per_s=9.5)
-        pulse.update(progress=progress, versions={"solver": 4})
+        heartbeat_writer.update(progress=progress, versions={"solver": 4})
     versions = {"verifier": 4, "solver": 4}
     right, team = np.array([1, np.nan], np.float32), np.array([1, 0], np.float32)
     evaluations.create(
@@ -127,9 +127,9 @@ def test_an_independent_reader_reads_weights_bit_for_bit_and_finds_those_of_a_to
     stranger: Stranger,
 ) -> None:
     for version in range(STEPS + 1):
-        manifest, found, others = stranger.folder(f"weights/solver/{version:08d}")
-        assert found["model.weight"].view("<u2").tolist() == [version + bit for bit in range(6)]
-        assert found["model.scale"].view("<u4").tolist() == [version]
+        manifest, result, others = stranger.folder(f"weights/solver/{version:08d}")
+        assert result["model.weight"].view("<u2").tolist() == [version + bit for bit in range(6)]
+        assert result["model.scale"].view("<u4").tolist() == [version]
         assert others == ({"config.json": b"{}"} if version == 0 else {})
         assert manifest["digest"] == weights_digest(manifest)
         parent = None if version == 0 else version - 1
@@ -220,11 +220,11 @@ def test_an_independent_reader_reads_every_other_object(stranger: Stranger) -> N
         1,
         False,
     )
-    manifest, found, _ = stranger.folder("checkpoints/solver/00000004")
+    manifest, result, _ = stranger.folder("checkpoints/solver/00000004")
     assert manifest["state"] == {"engine": {"format": 1}, "tokens_trained": 72.0}
-    assert found["model.weight"].view("<u2").tolist() == [4, 5, 6, 7, 8, 9]
-    _, found, others = Stranger(stranger.root.parents[1]).folder("models/8c1f")
-    assert found["model.scale"].view("<u4").tolist() == [0]
+    assert result["model.weight"].view("<u2").tolist() == [4, 5, 6, 7, 8, 9]
+    _, result, others = Stranger(stranger.root.parents[1]).folder("models/8c1f")
+    assert result["model.scale"].view("<u4").tolist() == [0]
     assert others == {"config.json": b"{}"}
     header, rows = stranger.arrow("evals/solver-00000004_verifier-00000004.arrow", "evaluation")
     assert header["versions"] == {"solver": 4, "verifier": 4}
@@ -296,10 +296,15 @@ def _strangers_shard() -> bytes:
         "write_id": WRITE_ID,
     }
     place = b"fedcba98" * 4
-    told = {"format": "1", "kind": "shard", "header": json.dumps(header, indent=1), "digest": place}
+    message = {
+        "format": "1",
+        "kind": "shard",
+        "header": json.dumps(header, indent=1),
+        "digest": place,
+    }
     fields = [pa.field(name, kind, nullable=False) for name, (kind, _) in values.items()]
     schema = pa.schema(
-        fields, metadata={f"astraflow.{name}": value for name, value in told.items()}
+        fields, metadata={f"astraflow.{name}": value for name, value in message.items()}
     )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
@@ -400,11 +405,11 @@ def test_a_lease_and_a_stop_of_an_independent_writer_are_respected(
 
 def section(heading: str) -> str:
     """The text of the page under a heading."""
-    found = re.search(
+    result = re.search(
         rf"^## `?{re.escape(heading)}`?\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE
     )
-    assert found, f"the page has no section {heading}"
-    return found[1]
+    assert result, f"the page has no section {heading}"
+    return result[1]
 
 
 def table(text: str, first: str) -> dict[str, str]:
@@ -434,7 +439,7 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         "versions": "solver-00000004",
         "tag": "best",
     }
-    told = {
+    documented = {
         pattern.format(**named, key=layout.shard(7))
         for pattern in table(section("Store and keys"), "key")
     }
@@ -472,7 +477,7 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
     }
     assert keys.keys() == spelled
     others = {layout.RUN, layout.STOP, layout.FROZEN, layout.REPORT, "checks/WRITE_ID"}
-    assert told == {key for group in keys.values() for key in group} | others
+    assert documented == {key for group in keys.values() for key in group} | others
 
 
 def test_each_object_of_a_run_has_a_key_on_the_page(stranger: Stranger) -> None:
@@ -526,21 +531,21 @@ OBJECTS = {
 KINDS = {"shards": "shard", "batches": "batch", "evals": "evaluation"}
 
 
-def spelled(value: Any, told: dict[str, str], path: str = "") -> dict[str, Any]:
+def spelled(value: Any, message: dict[str, str], path: str = "") -> dict[str, Any]:
     """The fields of an object as the page spells them: `prompts[].id`, `tensors.*.dtype`; one value
     for each.
     """
-    if path and not any(row.startswith((f"{path}.", f"{path}[")) for row in told):
+    if path and not any(row.startswith((f"{path}.", f"{path}[")) for row in message):
         return {path: value}
     if isinstance(value, list):
         inner = [(f"{path}[]", each) for each in value]
     else:
-        star = any(row.startswith(f"{path}.*") for row in told)
+        star = any(row.startswith(f"{path}.*") for row in message)
         inner = [
             (f"{path}.{'*' if star else key}".lstrip("."), each) for key, each in value.items()
         ]
     return {
-        name: leaf for below, each in inner for name, leaf in spelled(each, told, below).items()
+        name: leaf for below, each in inner for name, leaf in spelled(each, message, below).items()
     }
 
 
@@ -575,24 +580,24 @@ def test_the_page_lists_exactly_the_written_fields_and_their_types(
     stranger: Stranger, heading: str, key: str
 ) -> None:
     text = section(heading)
-    told = table(text, "field")
+    documented = table(text, "field")
     if key.endswith(".json"):
         written = stranger.json(key)
         common = {"format": "integer", "write_id": "string"}
         if not heading.startswith(OVERWRITTEN):
             common["checksum"] = "string"
         assert list(written)[: len(common)] == list(common)
-        told |= common
+        documented |= common
     else:
         written, _ = stranger.arrow(key, KINDS[key.split("/")[0]])
-        assert list(written)[-1] == list(told)[-1] == "write_id"
+        assert list(written)[-1] == list(documented)[-1] == "write_id"
     (example,) = (
         json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
     )
     for fields in (written, example):
-        found = spelled(fields, told)
-        assert found.keys() == told.keys()
-        assert [name for name, value in found.items() if not fits(value, told[name])] == []
+        result = spelled(fields, documented)
+        assert result.keys() == documented.keys()
+        assert [name for name, value in result.items() if not fits(value, documented[name])] == []
 
 
 def test_the_examples_of_the_page_have_correct_checksums() -> None:
@@ -607,12 +612,12 @@ def test_the_examples_of_the_page_have_correct_checksums() -> None:
 
 
 def test_the_page_lists_exactly_the_fields_of_a_tensor_folder(stranger: Stranger) -> None:
-    told = table(section("Tensor folders"), "field")
+    documented = table(section("Tensor folders"), "field")
     for key in ("weights/solver/00000000", "checkpoints/solver/00000004", "../../models/8c1f"):
         manifest = stranger.json(f"{key}/manifest.json")
-        found = spelled({name: manifest[name] for name in ("tensors", "files")}, told)
-        assert found.keys() == told.keys()
-        assert all(fits(value, told[name]) for name, value in found.items())
+        result = spelled({name: manifest[name] for name in ("tensors", "files")}, documented)
+        assert result.keys() == documented.keys()
+        assert all(fits(value, documented[name]) for name, value in result.items())
 
 
 def _arrow_type(kind: Any) -> str:

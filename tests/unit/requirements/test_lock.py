@@ -70,9 +70,9 @@ def test_only_torch_has_no_hash_and_its_cuda_packages_are_optional() -> None:
 def test_the_dependencies_of_torch_are_locked() -> None:
     needed = [Requirement(line) for line in importlib.metadata.requires("torch") or []]
     names = {
-        canonicalize_name(one.name)
-        for one in needed
-        if one.marker is None or one.marker.evaluate({"extra": ""})
+        canonicalize_name(item.name)
+        for item in needed
+        if item.marker is None or item.marker.evaluate({"extra": ""})
     }
     assert {"sympy", "networkx"} <= names
     assert names <= {*LOCKED, *CUDA}
@@ -88,12 +88,12 @@ def test_the_installed_versions_are_the_locked_ones() -> None:
 
 def test_a_resolution_is_split_by_who_needs_a_package() -> None:
     split = runpy.run_path(str(ROOT / "requirements" / "lock.py"))["split"]
-    one = "torch==2.13.0 \\\n    --hash=sha256:aa\n"
+    item = "torch==2.13.0 \\\n    --hash=sha256:aa\n"
     others = [
         f"{name}==1.0 \\\n    --hash=sha256:bb\n"
         for name in ("nvidia-nccl-cu13", "cuda-bindings", "triton", "torchdata")
     ]
-    assert split([*others, one]) == {
+    assert split([*others, item]) == {
         "locked.txt": others[3],
         "cuda.txt": "".join(others[:3]),
         "torch.txt": "torch==2.13.0\n",

@@ -93,8 +93,8 @@ def read() -> dict[str, list[str]]:
         capture_output=True,
         check=True,
     )
-    found: dict[str, list[str]] = json.loads(done.stdout)
-    return found
+    output: dict[str, list[str]] = json.loads(done.stdout)
+    return output
 
 
 @pytest.mark.parametrize("name", TOLD)

@@ -82,10 +82,10 @@ def test_the_numbers_of_every_package_are_listed() -> None:
 def test_a_number_out_of_bounds_is_refused_with_key_value_and_bound(
     key: str,
 ) -> None:
-    found = NUMBERS[key]
-    bounds = _bounds(found)
-    assert any(hasattr(one, "ge") or hasattr(one, "gt") for one in bounds), "no lower bound"
-    assert any(hasattr(one, "le") or hasattr(one, "lt") for one in bounds), "no upper bound"
+    result = NUMBERS[key]
+    bounds = _bounds(result)
+    assert any(hasattr(item, "ge") or hasattr(item, "gt") for item in bounds), "no lower bound"
+    assert any(hasattr(item, "le") or hasattr(item, "lt") for item in bounds), "no upper bound"
     for written in (*NOT_FINITE, *TOO_FAR):
         with pytest.raises(ConfigError) as caught:
             load(RECIPE, {**SELECTED.get(key, {}), key: _value(written)})
@@ -100,10 +100,10 @@ def _bounds(info: FieldInfo) -> list[Any]:
     """Constraints of the field itself, or of the type within an optional one."""
     inside = [part for part in get_args(info.annotation) if part is not type(None)]
     nested = [
-        one
+        item
         for part in inside
         for annotated in getattr(part, "__metadata__", ())
-        for one in getattr(annotated, "metadata", ())
+        for item in getattr(annotated, "metadata", ())
     ]
     return [*info.metadata, *nested]
 

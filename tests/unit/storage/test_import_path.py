@@ -148,7 +148,7 @@ def nothing_is_called() -> Any:
     ("name", "found"),
     [
         *(("greedy", Greedy), ("late", Lenient)),
-        *((f"{HERE}:{one.__name__}", one) for one in (Greedy, Lenient, Decorated)),
+        *((f"{HERE}:{item.__name__}", item) for item in (Greedy, Lenient, Decorated)),
     ],
 )
 def test_a_builtin_name_and_an_import_path_resolve_to_a_class_without_calling_it(
@@ -402,8 +402,8 @@ def test_each_builtin_fulfils_the_contract_of_its_kind(
     table: dict[str, Any], kind: PluginKind
 ) -> None:
     for name in table:
-        found = resolve(name, table, kind)
-        assert resolve(f"{found.__module__}:{found.__name__}", {}, kind) is found
+        result = resolve(name, table, kind)
+        assert resolve(f"{result.__module__}:{result.__name__}", {}, kind) is result
 
 
 class Curator:

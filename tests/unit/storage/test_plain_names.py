@@ -119,10 +119,10 @@ def test_a_tensor_in_a_file_of_another_name_is_refused(name: str) -> None:
 
 def test_a_tensor_without_a_file_is_parsed_and_may_have_any_name() -> None:
     name = "../../model\x1b.weight"
-    found = unseal(
+    loaded = unseal(
         Manifest, sealed(manifest(tensors={name: {**TENSOR, "file": "", "source": "a/b"}})), "it"
     )
-    assert found.tensors == {
+    assert loaded.tensors == {
         name: TensorInfo(
             dtype="F32", shape=(1,), digest="xxh3_128:0", file="", entry="", source="a/b"
         )
@@ -134,7 +134,7 @@ BAD_NAMES = ["", "a/b", "..", ".x", "a b", "solver\n", "a\x1b[2J", "[/]", "é", 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_record_with_an_invalid_policy_tag_or_member_name_is_refused(name: str) -> None:
-    beat = {
+    heartbeat = {
         "kind": "trainer",
         "attempt": 0,
         "beats": 1,
@@ -163,7 +163,9 @@ def test_a_record_with_an_invalid_policy_tag_or_member_name_is_refused(name: str
             unseal(record, sealed(fields), "it")
     with pytest.raises(CorruptError, match=r"id: .* is not a name of up to 100 letters"):
         decode(
-            Heartbeat, json.dumps({"format": 1, "write_id": ID, "id": name, **beat}).encode(), "it"
+            Heartbeat,
+            json.dumps({"format": 1, "write_id": ID, "id": name, **heartbeat}).encode(),
+            "it",
         )
 
 

@@ -35,7 +35,7 @@ OF_OS = ("replace", "rename", "link", "symlink", "fdopen", "open")
 
 def writing_calls(file: Path) -> list[str]:
     """`path function call` of every call that can create or change a file."""
-    found = []
+    results = []
 
     def visit(node: ast.AST, function: str) -> None:
         for child in ast.iter_child_nodes(node):
@@ -45,11 +45,11 @@ def writing_calls(file: Path) -> list[str]:
                 else function
             )
             if isinstance(child, ast.Call) and (word := written_by(child)):
-                found.append(f"{file.relative_to(ROOT)} {function} {word}")
+                results.append(f"{file.relative_to(ROOT)} {function} {word}")
             visit(child, inside if not isinstance(child, ast.ClassDef) else "")
 
     visit(ast.parse(file.read_text()), "")
-    return found
+    return results
 
 
 def written_by(call: ast.Call) -> str:

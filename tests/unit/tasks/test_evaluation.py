@@ -28,10 +28,15 @@ from tasks.evaluation import EVALUATION_SEED, Evaluate, evaluate_versions, follo
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
 from tests.support.runs.builders import tensors
-from tests.support.runs.dataflow_world import Flicker
+from tests.support.runs.dataflow_world import OutageBackend
 from tests.support.runs.evaluations import evaluation
 from tests.support.runs.fakes import ScriptedEngine, base_files, total
-from tests.support.runs.lifetimes import ScriptedLifetime, lifetime_of, progress_of, pulse_of
+from tests.support.runs.lifetimes import (
+    ScriptedLifetime,
+    heartbeat_writer_of,
+    lifetime_of,
+    progress_of,
+)
 
 
 @pytest.fixture
@@ -177,8 +182,8 @@ def test_an_evaluation_uses_its_exact_versions_temperature_and_seed(
     evaluate_versions(memory_store, played, {"solver": 1, "verifier": 2})
     solver, verifier = RecordedEngine.made
     digests = [
-        manifests.read_manifest(memory_store, *one).digest
-        for one in (("solver", 1), ("verifier", 2))
+        manifests.read_manifest(memory_store, *item).digest
+        for item in (("solver", 1), ("verifier", 2))
     ]
     assert (solver.loaded, verifier.loaded) == ([(1, digests[0])], [(2, digests[1])])
     assert [(engine.closed, engine.capacity()) for engine in (solver, verifier)] == [
@@ -202,27 +207,27 @@ def test_each_evaluation_of_each_run_uses_the_same_random_numbers(
     publish_scripted(memory_store, 0, 1)
     for version, config in ((0, played), (1, played.model_copy(update={"seed": 4}))):
         evaluate_versions(memory_store, config, {"solver": version, "verifier": 0})
-    asked = [
+    requested = [
         sorted((tokens, params.seed) for tokens, params in engine.asked)
         for engine in RecordedEngine.made
     ]
-    assert asked[0] == asked[2]
-    assert asked[1] == asked[3]
+    assert requested[0] == requested[2]
+    assert requested[1] == requested[3]
 
 
 def test_first_attempts_and_final_answers_are_scored_and_failed_episodes_have_no_score(
     memory_store: ObjectStore, played: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_scripted(memory_store, 0)
-    found = problems(played)
-    assert {number % 2 for _, number in found} == {0, 1}  # otherwise the script would show nothing
+    result = problems(played)
+    assert {number % 2 for _, number in result} == {0, 1}  # otherwise the script would show nothing
     assert played.evaluation is not None
     question = played.evaluation.prompts.stream().all(PROMPTS)[2].fields["question"]
     monkeypatch.setattr(f"{__name__}.FAILS_ON", question)
     episodes: list[Episode] = []
     made = evaluate_versions(memory_store, played, {"solver": 0, "verifier": 0}, episodes.append)
-    assert made.rows == tuple(name for name, _ in found)
-    expected = [float(number % 2 == 0) for _, number in found]
+    assert made.rows == tuple(name for name, _ in result)
+    expected = [float(number % 2 == 0) for _, number in result]
     expected[2] = np.nan
     np.testing.assert_array_equal(made.first_attempt, np.array(expected, np.float32))
     final = [1.0] * PROMPTS
@@ -289,12 +294,12 @@ def test_a_running_evaluation_is_cancelled_at_a_stop_request(
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
     stop = threading.Event()
-    asked: list[Mapping[str, int]] = []
+    requested: list[Mapping[str, int]] = []
 
     def as_task(evaluate: Evaluate) -> Evaluate:
         def told_in_between(versions: Mapping[str, int]) -> bool:
-            asked.append(dict(versions))
-            if len(asked) == 2:
+            requested.append(dict(versions))
+            if len(requested) == 2:
                 stop.set()
             return evaluate(versions)
 
@@ -302,7 +307,7 @@ def test_a_running_evaluation_is_cancelled_at_a_stop_request(
 
     lifetime = lifetime_of(memory_store, "evaluation", stop)
     follow(lifetime, played_in_turn, as_task)
-    assert asked == vectors(0, 1)
+    assert requested == vectors(0, 1)
     assert [evaluations.exists(memory_store, vector) for vector in vectors(0, 1, 2)] == [
         True,
         False,
@@ -316,8 +321,10 @@ def test_a_running_evaluation_is_cancelled_when_the_run_stops(
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
     ticks = count()
-    pulse = pulse_of(memory_store, "evaluation")
-    lifetime = Lifetime(memory_store, pulse, threading.Event(), clock=lambda: float(next(ticks)))
+    heartbeat_writer = heartbeat_writer_of(memory_store, "evaluation")
+    lifetime = Lifetime(
+        memory_store, heartbeat_writer, threading.Event(), clock=lambda: float(next(ticks))
+    )
 
     def as_task(evaluate: Evaluate) -> Evaluate:
         runs.request_stop(memory_store, Stop("cancelled", "enough", 1.0))
@@ -334,15 +341,15 @@ def test_the_heartbeat_names_the_versions_in_evaluation(
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
     lifetime = lifetime_of(memory_store, "evaluation")
-    said: list[tuple[str, str, dict[str, int]]] = []
+    messages: list[tuple[str, str, dict[str, int]]] = []
 
     def as_task(evaluate: Evaluate) -> Evaluate:
-        beat = lifetime.heartbeat.last
-        said.append((beat.state, beat.note, dict(beat.versions)))
+        heartbeat = lifetime.heartbeat.last
+        messages.append((heartbeat.state, heartbeat.note, dict(heartbeat.versions)))
         return evaluate
 
     follow(lifetime, played, as_task)
-    assert said == [
+    assert messages == [
         (
             "working",
             f"evaluating solver {version}, verifier {version}",
@@ -380,8 +387,8 @@ def test_an_evaluation_waits_for_an_unreachable_store_and_can_be_stopped_meanwhi
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0)
-    flicker = Flicker(memory_store.backend)
-    away = replace(memory_store, backend=flicker, patience_s=1e-6)
+    flicker = OutageBackend(memory_store.backend)
+    unreachable = replace(memory_store, backend=flicker, patience_s=1e-6)
     player = Player(memory_store)
 
     notes: list[str] = []
@@ -408,8 +415,8 @@ def test_an_evaluation_waits_for_an_unreachable_store_and_can_be_stopped_meanwhi
 
     flicker.down.set()
     stop = Pauses()
-    pulse = pulse_of(away, "evaluation")
-    lifetime = Lifetime(away, pulse, stop, clock=lambda: sum(stop.pauses_s))
+    heartbeat_writer = heartbeat_writer_of(unreachable, "evaluation")
+    lifetime = Lifetime(unreachable, heartbeat_writer, stop, clock=lambda: sum(stop.pauses_s))
     follow(lifetime, config, player.as_task)
     assert player.asked == vectors(0)
     assert stop.pauses_s == [0.5, 1.0, evaluation_module.POLL_INTERVAL_S, 0.5]

@@ -64,11 +64,11 @@ def test_a_dry_run_changes_nothing_and_its_plan_is_executed_at_home_then_in_the_
 ) -> None:
     run, config = make_run(store, "one", tmp_path / "eu")
     mirror = copy_all(run, tmp_path / "eu")
-    found = garbage_collection.survey(run, "one", config, WANTED)
+    result = garbage_collection.survey(run, "one", config, WANTED)
     assert data(run) == data(mirror) == list(range(LAST + 1))
-    assert found.mirrors[0].name == "eu-west"
-    assert found.num_bytes == 2 * found.home.num_bytes > 0
-    assert garbage_collection.remove(found) == {}
+    assert result.mirrors[0].name == "eu-west"
+    assert result.num_bytes == 2 * result.home.num_bytes > 0
+    assert garbage_collection.remove(result) == {}
     assert data(run) == data(mirror) == [0, LAST - 1, LAST]
     key = layout.retired("solver", 3)
     assert mirror.get(key) == run.get(key)
@@ -112,10 +112,10 @@ def test_an_unreachable_mirror_is_reported_and_the_next_gc_finishes_it(
 def test_a_mirror_that_fails_during_gc_is_reported(store: ObjectStore, tmp_path: Path) -> None:
     run, config = make_run(store, "one", tmp_path / "eu")
     copy_all(run, tmp_path / "eu")
-    found = garbage_collection.survey(run, "one", config, WANTED)
+    result = garbage_collection.survey(run, "one", config, WANTED)
     (tmp_path / "eu").rename(tmp_path / "moved")
     (tmp_path / "eu").write_text("no folder")
-    assert list(garbage_collection.remove(found)) == ["eu-west"]
+    assert list(garbage_collection.remove(result)) == ["eu-west"]
     assert data(run) == [0, LAST - 1, LAST]
 
 
@@ -154,21 +154,21 @@ def test_orphans_are_counted_and_deleted(store: ObjectStore, tmp_path: Path) -> 
     for key in (orphan, retired):
         run.put(key, b"cut off")
     runs.request_stop(run, Stop("completed", "all steps done", time.time()))
-    found = garbage_collection.survey(run, "one", config, WANTED, now_s=time.time() + 2 * 86400.0)
-    assert found.home.orphans == (orphan,)  # the other is deleted with its version
-    assert [(row.what, row.goes, row.num_bytes) for row in garbage_collection.rows(found)][1:] == [
+    result = garbage_collection.survey(run, "one", config, WANTED, now_s=time.time() + 2 * 86400.0)
+    assert result.home.orphans == (orphan,)  # the other is deleted with its version
+    assert [(row.what, row.goes, row.num_bytes) for row in garbage_collection.rows(result)][1:] == [
         ("files that nothing names", "1 file", 0),
         ("unfinished files", "1 file", 4),
     ]
     assert temporary.exists()
-    garbage_collection.remove(found)
+    garbage_collection.remove(result)
     assert not temporary.exists()
     assert not run.exists(orphan)
     assert not run.exists(retired)
 
 
 def test_unreadable_runs_are_reported_and_the_others_are_processed(store: ObjectStore) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     made = {
         run_id: make_run(store, run_id)[0]
         for run_id in ("sound", "torn", "strange", "damaged", "frozen")
@@ -179,14 +179,14 @@ def test_unreadable_runs_are_reported_and_the_others_are_processed(store: Object
     runs.create_run(store, "strange", {"no": "recipe"})
     retention.freeze(made["frozen"])
     store.put("runs/no-run/notes.txt", b"")
-    done = garbage_collection.collect(store, [], WANTED, [], apply=True, say=said.append)
+    done = garbage_collection.collect(store, [], WANTED, [], apply=True, say=messages.append)
     assert [found.run_id for found in done.surveys] == ["sound"]
     assert sorted(done.skipped) == ["damaged", "strange", "torn"]
     assert "weights/solver/00000004/manifest.json" in done.skipped["damaged"]
     assert "does not fit this release" in done.skipped["strange"]
     assert data(made["sound"]) == [0, LAST - 1, LAST]
     assert data(made["frozen"]) == list(range(LAST + 1))
-    (words,) = said
+    (words,) = messages
     assert words.startswith(
         "sound solver: keeps 0 (the base model), 8–9 (one of the newest 2); deletes 1–7, "
     )
@@ -219,13 +219,13 @@ def test_a_frozen_run_given_by_name_is_refused(store: ObjectStore) -> None:
 def test_a_version_to_keep_applies_to_every_run_with_its_policy_and_an_unknown_one_stops_gc(
     store: ObjectStore,
 ) -> None:
-    one, _ = make_run(store, "one")
+    item, _ = make_run(store, "one")
     two, _ = make_run(store, "two")
     with pytest.raises(ConfigError, match="'slover@4' names no version"):
         garbage_collection.collect(store, [], WANTED, ["slover@4"], apply=True)
-    assert data(one) == data(two) == list(range(LAST + 1))
+    assert data(item) == data(two) == list(range(LAST + 1))
     garbage_collection.collect(store, [], WANTED, ["solver@4"], apply=True)
-    assert data(one) == data(two) == [0, 4, LAST - 1, LAST]
+    assert data(item) == data(two) == [0, 4, LAST - 1, LAST]
 
 
 def test_a_version_to_keep_that_some_runs_lack_stops_none_of_them(

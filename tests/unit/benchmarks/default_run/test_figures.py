@@ -33,11 +33,11 @@ def beat(
 
 
 def test_a_shard_waits_until_the_first_batch_that_lists_it() -> None:
-    made = [batch(2, 14.0, (2,)), batch(1, 12.0, (0, 1)), batch(1, 11.0, (1,), "verifier")]
-    found = figures.latency({0: 10.0, 1: 10.5, 2: 10.0, 3: 10.0}, made)
+    new_batch = [batch(2, 14.0, (2,)), batch(1, 12.0, (0, 1)), batch(1, 11.0, (1,), "verifier")]
+    result = figures.latency({0: 10.0, 1: 10.5, 2: 10.0, 3: 10.0}, new_batch)
     # 0 waits 2 s for the solver's first batch, 1 waits 0.5 s for the verifier's, 2 waits 4 s, 3 is
     # in no batch
-    assert found == Latency(p50_s=2.0, p99_s=pytest.approx(3.96), max_s=4.0, num_shards=3)
+    assert result == Latency(p50_s=2.0, p99_s=pytest.approx(3.96), max_s=4.0, num_shards=3)
 
 
 def test_a_run_without_shards_in_its_batches_has_no_latency() -> None:
@@ -53,8 +53,8 @@ def test_the_window_reaches_from_the_first_batch_to_the_last_version_of_any_poli
 
 def test_wall_clock_time_counts_only_the_window() -> None:
     said = [beat(110.0, wait=10.0), beat(120.0, wait=12.0, step=8.0, cpu=50.0)]
-    found = figures.wall_clock(said, 115.0, 125.0)
-    assert found == {"wait": pytest.approx(1.0), "step": pytest.approx(4.0)}
+    result = figures.wall_clock(said, 115.0, 125.0)
+    assert result == {"wait": pytest.approx(1.0), "step": pytest.approx(4.0)}
 
 
 def test_the_wall_clock_time_of_a_member_is_the_sum_over_its_attempts() -> None:

@@ -31,8 +31,8 @@ def test_a_process_belongs_to_its_nearest_named_ancestor() -> None:
     # server(1) ─ child(2);  worker(3) ─ flow(4) ─ judge(5) ─ judge's child(6);  a foreign child(7)
     parents = {1: 0, 2: 1, 3: 0, 4: 3, 5: 4, 6: 5, 7: 99}
     seen = [Sampled(pid, parent, []) for pid, parent in parents.items()]
-    found = process_cpu.components(seen, {1: "server", 3: "workers", 4: "rollout"})
-    assert found == {
+    result = process_cpu.components(seen, {1: "server", 3: "workers", 4: "rollout"})
+    assert result == {
         1: "server",
         2: "server",
         3: "workers",

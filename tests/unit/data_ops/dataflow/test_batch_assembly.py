@@ -34,8 +34,8 @@ class LastTrained:
     found: list[list[SequenceKey]] = []
 
     def arrange(self, draft: Draft) -> Draft:
-        found = draft.trained(self.asked)
-        self.found.append([one.key for one in found])
+        result = draft.trained(self.asked)
+        self.found.append([item.key for item in result])
         return replace(draft, replays=draft.trained(2))
 
 
@@ -92,11 +92,11 @@ def next_batch(
     rows.
     """
     monkeypatch.setattr(LastTrained, "asked", asked)
-    made = assembly_of(run, sample=[f"{__name__}:LastTrained"], max_staleness=8)
-    made.poll_version()
-    ingest(made, 6, row(key(6), version=3), row(key(6, 1), version=3))
-    assert made.make_batches() == 1
-    return [(one.key, one.replay) for one in batches.read(run, POLICY, 4).rows]
+    assembly = assembly_of(run, sample=[f"{__name__}:LastTrained"], max_staleness=8)
+    assembly.poll_version()
+    ingest(assembly, 6, row(key(6), version=3), row(key(6, 1), version=3))
+    assert assembly.make_batches() == 1
+    return [(item.key, item.replay) for item in batches.read(run, POLICY, 4).rows]
 
 
 def test_replays_are_taken_from_the_newest_batch_first_and_never_replayed_again(
@@ -135,33 +135,35 @@ def test_the_first_batch_has_no_replays(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LastTrained, "found", [])
-    made = assembly_of(memory_store, sample=[f"{__name__}:LastTrained"], size=2)
+    assembly = assembly_of(memory_store, sample=[f"{__name__}:LastTrained"], size=2)
     publisher.publish(memory_store, POLICY, 0, tensors(0))
-    made.poll_version()
-    ingest(made, 0, row(key(0)), row(key(0, 1)))
-    assert made.make_batches() == 1
+    assembly.poll_version()
+    ingest(assembly, 0, row(key(0)), row(key(0, 1)))
+    assert assembly.make_batches() == 1
     assert LastTrained.found == [[]]
 
 
 def test_fates_are_counted_as_batches_are_made(
     trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = assembly_of(trained, sample=[f"{__name__}:LastTrained"], max_staleness=1)
-    made.poll_version()
-    ingest(made, 6, row(key(6), version=3), row(key(6, 1), version=3), row(key(6, 2), version=1))
-    ingest(made, 7, entries=(builders.entry(key(7)), builders.entry(key(7, 1))))
-    assert made.totals == {}
-    made.make_batches()
-    assert made.totals == {"trained": 2, "replayed": 2, "filtered": 2, "expired": 1}
+    assembly = assembly_of(trained, sample=[f"{__name__}:LastTrained"], max_staleness=1)
+    assembly.poll_version()
+    ingest(
+        assembly, 6, row(key(6), version=3), row(key(6, 1), version=3), row(key(6, 2), version=1)
+    )
+    ingest(assembly, 7, entries=(builders.entry(key(7)), builders.entry(key(7, 1))))
+    assert assembly.totals == {}
+    assembly.make_batches()
+    assert assembly.totals == {"trained": 2, "replayed": 2, "filtered": 2, "expired": 1}
 
 
 def test_a_batch_has_metrics_of_the_waiting_time_of_its_shards(memory_store: ObjectStore) -> None:
-    made = assembly_of(memory_store, size=2)
+    assembly = assembly_of(memory_store, size=2)
     publisher.publish(memory_store, POLICY, 0, tensors(0))
-    made.poll_version()
-    ingest(made, 0, row(key(0)), finished_s=93.0)
-    ingest(made, 1, row(key(1)), finished_s=60.0)
-    made.make_batches()
+    assembly.poll_version()
+    ingest(assembly, 0, row(key(0)), finished_s=93.0)
+    ingest(assembly, 1, row(key(1)), finished_s=60.0)
+    assembly.make_batches()
     metrics = batches.read(memory_store, POLICY, 1).metrics
     assert [metrics[f"dataflow/shard_to_batch_s/{stat}"] for stat in ("min", "p50", "max")] == [
         7.0,
@@ -174,24 +176,24 @@ def test_a_batch_has_metrics_of_the_waiting_time_of_its_shards(memory_store: Obj
 def test_a_shard_without_rows_of_the_policy_closes_its_order(
     memory_store: ObjectStore,
 ) -> None:
-    made = assembly_of(memory_store)
-    made.ingest(IngestedShard.of(shard(), {}))
-    assert made.ledger.is_closed(0)
-    made.ingest(IngestedShard(order=1, problem="cannot be read"))
-    assert made.ledger.is_closed(1)
-    assert made.ledger.num_waiting == 0
+    assembly = assembly_of(memory_store)
+    assembly.ingest(IngestedShard.of(shard(), {}))
+    assert assembly.ledger.is_closed(0)
+    assembly.ingest(IngestedShard(order=1, problem="cannot be read"))
+    assert assembly.ledger.is_closed(1)
+    assert assembly.ledger.num_waiting == 0
 
 
 def test_metrics_of_a_batch_cover_the_shards_since_the_previous_batch(
     memory_store: ObjectStore,
 ) -> None:
-    made = assembly_of(memory_store, size=1)
+    assembly = assembly_of(memory_store, size=1)
     for version in range(2):
         publisher.publish(memory_store, POLICY, version, tensors(version))
-    made.poll_version()
+    assembly.poll_version()
     for order, reward in enumerate((1.0, 0.25)):
-        ingest(made, order, row(key(order), version=1), rewards=np.array([reward]))
-        assert made.make_batches() == 1
+        ingest(assembly, order, row(key(order), version=1), rewards=np.array([reward]))
+        assert assembly.make_batches() == 1
     means = [
         batches.read(memory_store, POLICY, step).metrics["dataflow/reward/mean"] for step in (1, 2)
     ]

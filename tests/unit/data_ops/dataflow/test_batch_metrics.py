@@ -91,7 +91,7 @@ def test_rows_and_ledger_are_counted() -> None:
         row(SequenceKey(2, 0, 0, 0), version=2, reward=0.0, answer=(7,)),
         row(SequenceKey(0, 0, 0, 0), version=0, reward=0.5, replay=True, answer=(7, 8)),
     ]
-    made = batch(
+    new_batch = batch(
         *rows,
         step=6,
         ledger=(
@@ -101,7 +101,7 @@ def test_rows_and_ledger_are_counted() -> None:
         ),
         waiting=(SequenceKey(3, 0, 0, 0),),
     )
-    metrics = batch_metrics(made, {1: 100.0, 2: 104.0}, now_s=110.0)
+    metrics = batch_metrics(new_batch, {1: 100.0, 2: 104.0}, now_s=110.0)
     assert metrics == {
         "dataflow/reward/batch_mean": 0.5,
         "dataflow/length/mean": 2.0,

@@ -37,9 +37,9 @@ def ingested(run: ObjectStore) -> IngestedShard:
     return ingest_shard(run, 4, CONFIG, ["solver", "verifier"])
 
 
-def same_row(one: BatchRow, other: BatchRow) -> bool:
+def same_row(item: BatchRow, other: BatchRow) -> bool:
     for field in fields(BatchRow):
-        left, right = getattr(one, field.name), getattr(other, field.name)
+        left, right = getattr(item, field.name), getattr(other, field.name)
         if isinstance(left, np.ndarray):
             if left.dtype != right.dtype or left.tobytes() != right.tobytes():
                 return False

@@ -117,14 +117,14 @@ def test_a_ledger_is_restored_from_the_newest_batch_and_the_shards_with_waiting_
     ledger.ingest(4, rows(4, 0))
     ledger.ingest(2, rows(2, 0))
     newest = made(ledger)
-    asked: list[int] = []
+    requested: list[int] = []
 
     def rows_of(order: int) -> dict[SequenceKey, BatchRow]:
-        asked.append(order)
+        requested.append(order)
         return {found.key: found for found in rows(order, 0, 0)}
 
     restored = Ledger.restore("solver", 2, 8, newest, rows_of)
-    assert asked == [2, 4]
+    assert requested == [2, 4]
     assert [waiting.key for waiting in restored.waiting] == [key(4), key(2)]
     assert (restored.last_step, restored.closed_below) == (1, 1)
     assert [restored.is_closed(order) for order in range(5)] == [True, False, True, False, True]

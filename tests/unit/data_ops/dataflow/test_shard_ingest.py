@@ -98,10 +98,10 @@ def test_each_sequence_of_a_policy_has_exactly_one_fate(run: ObjectStore) -> Non
 def test_a_restart_gives_the_same_rows_bit_for_bit(run: ObjectStore) -> None:
     answer = shard(group(), group(episode(), episode()))
     kept = ingest(run, answer).rows
-    found = all_rows(shards.read(run, 0), "solver", CONFIG)
-    assert len(found) == 4
+    loaded = all_rows(shards.read(run, 0), "solver", CONFIG)
+    assert len(loaded) == 4
     for row in kept:
-        assert found[row.key].advantages.tobytes() == row.advantages.tobytes()
+        assert loaded[row.key].advantages.tobytes() == row.advantages.tobytes()
 
 
 def test_unreadable_bytes_give_a_result_that_names_the_key(run: ObjectStore) -> None:

@@ -70,12 +70,14 @@ def test_an_unreadable_config_is_logged_and_disables_the_check(
 def test_a_sequence_with_a_token_beyond_the_vocabulary_is_filtered(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store, {"solver": PolicyData(batch_size=3, steps=1)}, samples_per_prompt=2)
+    simulation = world(
+        memory_store, {"solver": PolicyData(batch_size=3, steps=1)}, samples_per_prompt=2
+    )
     run = memory_store.sub("runs/r")
     for key in run.list("weights"):
         run.delete(key)
     publish(run, "solver", {"vocab_size": 41})
-    dataflow = made.dataflow()
+    dataflow = simulation.dataflow()
     dataflow.round()
     first, second = orders.read(run, 0).prompts
     shards.create(

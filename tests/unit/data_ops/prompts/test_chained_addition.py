@@ -21,11 +21,11 @@ def test_a_problem_is_the_same_in_every_release():
     """Held-out sets and orders name problems by number: another generator would change every stored
     run without an error.
     """
-    made = [
+    created = [
         (problem(i, "train", 0).fields["question"], problem(i, "test", 3).fields["question"])
         for i in range(3)
     ]
-    assert made == [
+    assert created == [
         ("1+1-2+4+8=?", "4+1-3+5=?"),
         ("5-3+9-1=?", "9+1-9+2+4=?"),
         ("8-4+4+7+5=?", "4+5+8=?"),

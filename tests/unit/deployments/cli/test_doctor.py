@@ -25,10 +25,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 def test_each_problem_on_this_machine_has_a_remedy(
     home: Home,
 ) -> None:
-    found = {check.name: check for check in doctor.examine(home)}
-    assert {found[name].verdict for name in ("python", "packages", "store", "prefect")} == {"ok"}
-    assert found["bf16"].verdict in ("ok", "warn")
-    assert all(check.fix for check in found.values() if check.verdict != "ok")
+    result = {check.name: check for check in doctor.examine(home)}
+    assert {result[name].verdict for name in ("python", "packages", "store", "prefect")} == {"ok"}
+    assert result["bf16"].verdict in ("ok", "warn")
+    assert all(check.fix for check in result.values() if check.verdict != "ok")
 
 
 def test_a_taken_port_gives_a_warning(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

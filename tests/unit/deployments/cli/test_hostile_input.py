@@ -132,7 +132,7 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def is_a_sentence(said: Result) -> bool:
+def is_one_sentence(said: Result) -> bool:
     """Return the error sentence of refused input; fail for the error of the unwritable home, which
     shows that input was accepted.
     """
@@ -146,18 +146,18 @@ def is_a_sentence(said: Result) -> bool:
 
 def test_valid_input_reaches_the_unwritable_home() -> None:
     Path("recipe.yaml").write_text(BASE)
-    said = call("run", "--recipe", "./recipe.yaml")
-    assert (said.exit_code, is_a_sentence(said)) == (2, False)
+    result = call("run", "--recipe", "./recipe.yaml")
+    assert (result.exit_code, is_one_sentence(result)) == (2, False)
 
 
 @pytest.mark.parametrize("text", RECIPES.values(), ids=RECIPES.keys())
 def test_a_hostile_recipe_gives_one_sentence_that_names_it(text: str | bytes) -> None:
     Path("recipe.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    said = call("run", "--recipe", "./recipe.yaml")
-    assert is_a_sentence(said)
-    assert said.exit_code == 2
-    assert "recipe.yaml" in said.stderr or "extends" in str(text)
-    assert len(said.stderr) < 20_000
+    result = call("run", "--recipe", "./recipe.yaml")
+    assert is_one_sentence(result)
+    assert result.exit_code == 2
+    assert "recipe.yaml" in result.stderr or "extends" in str(text)
+    assert len(result.stderr) < 20_000
 
 
 ASSIGNMENTS = (
@@ -211,9 +211,9 @@ ASSIGNMENTS = (
 
 @pytest.mark.parametrize("assignment", ASSIGNMENTS, ids=range(len(ASSIGNMENTS)))
 def test_a_hostile_assignment_gives_one_sentence(assignment: str) -> None:
-    said = call("run", "--set", assignment)
-    assert is_a_sentence(said)
-    assert len(said.stderr) < 2_000
+    result = call("run", "--set", assignment)
+    assert is_one_sentence(result)
+    assert len(result.stderr) < 2_000
 
 
 RUN_IDS = (
@@ -238,10 +238,10 @@ RUN_IDS = (
 
 @pytest.mark.parametrize("run_id", RUN_IDS, ids=range(len(RUN_IDS)))
 def test_a_run_id_is_validated_before_the_stack_is_started(run_id: str) -> None:
-    said = call("run", f"--run-id={run_id}")
-    assert is_a_sentence(said)
-    assert "cannot be a run id; use up to 100 letters, digits" in said.stderr
-    assert len(said.stderr) < 500
+    result = call("run", f"--run-id={run_id}")
+    assert is_one_sentence(result)
+    assert "cannot be a run id; use up to 100 letters, digits" in result.stderr
+    assert len(result.stderr) < 500
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_run_id_is_validated_before_the_stack_is_started(run_id: str) -> None:
     ["", "\0", "a\0b", "x" * 5000, "/", ".", "..", "\x1b[2J", "\ud800", "/dev/null", "a/" * 5000],
 )
 def test_an_impossible_recipe_path_gives_one_sentence(recipe: str) -> None:
-    assert is_a_sentence(call("run", f"--recipe={recipe}"))
+    assert is_one_sentence(call("run", f"--recipe={recipe}"))
 
 
 def _pipe(name: str) -> str:
@@ -268,8 +268,8 @@ def _pipe(name: str) -> str:
 def test_a_recipe_path_that_is_no_file_gives_the_kind_of_object(recipe: str, what: str) -> None:
     _pipe("pipe.yaml")
     os.mkdir("f.yaml")
-    said = call("run", f"--recipe={recipe}")
-    assert (said.exit_code, said.stderr) == (
+    result = call("run", f"--recipe={recipe}")
+    assert (result.exit_code, result.stderr) == (
         2,
         f"{recipe} is {what}; name a file with a recipe in it\n",
     )
@@ -279,8 +279,8 @@ def test_a_recipe_path_that_is_no_file_gives_the_kind_of_object(recipe: str, wha
 def test_a_prompts_path_that_is_no_file_gives_the_kind_of_object(path: str, tmp_path: Path) -> None:
     for suffix in ("jsonl", "parquet"):
         _pipe(f"pipe.{suffix}")
-    said = call("run", "--set", f"prompts.path={path}")
-    assert said.stderr == (
+    result = call("run", "--set", f"prompts.path={path}")
+    assert result.stderr == (
         f"--set prompts.path: data.prompts.path: {tmp_path / path} is a pipe, a device or a "
         "socket; name a file\n"
     )
@@ -317,14 +317,14 @@ def test_an_invalid_prefect_address_gives_one_sentence(
     command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", url)
-    said = call(*command)
-    assert is_a_sentence(said)
-    assert said.exit_code == 2
-    assert said.stderr.startswith("PREFECT_API_URL=")
-    assert said.stderr.endswith(
+    result = call(*command)
+    assert is_one_sentence(result)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("PREFECT_API_URL=")
+    assert result.stderr.endswith(
         "is not the address of a server; write it as http://HOST:4200/api, or unset it\n"
     )
-    assert len(said.stderr) < 300
+    assert len(result.stderr) < 300
 
 
 @pytest.mark.parametrize("name", ["", "x" * 5000, "loop"])
@@ -334,18 +334,18 @@ def test_an_impossible_home_path_gives_one_sentence(
 ) -> None:
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.setenv("ASTRAFLOW_HOME", name or str(tmp_path / "file"))
-    said = call(command)
-    assert is_a_sentence(said)
-    assert said.exit_code == 2
-    assert said.stderr.startswith("ASTRAFLOW_HOME=")
-    assert "cannot be a folder (" in said.stderr
-    assert said.stderr.endswith("; name a writable one\n")
-    assert len(said.stderr) < 500
+    result = call(command)
+    assert is_one_sentence(result)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("ASTRAFLOW_HOME=")
+    assert "cannot be a folder (" in result.stderr
+    assert result.stderr.endswith("; name a writable one\n")
+    assert len(result.stderr) < 500
 
 
 @pytest.mark.parametrize("deployment", ["\x1b[2J", "x" * 5000, "a\0b/c", "nobody"])
 def test_an_impossible_deployment_name_gives_one_sentence(deployment: str) -> None:
-    assert is_a_sentence(call("run", deployment))
+    assert is_one_sentence(call("run", deployment))
 
 
 @pytest.mark.parametrize(
@@ -356,18 +356,18 @@ def test_an_impossible_store_url_gives_one_sentence(
     command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", url)
-    assert is_a_sentence(call(*command))
+    assert is_one_sentence(call(*command))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The folder of a store with one run."""
-    made = SmallRun(f"hostile-input-{tmp_path}")
-    made.version("solver", 0)
-    for key in made.run.list():
+    small_run = SmallRun(f"hostile-input-{tmp_path}")
+    small_run.version("solver", 0)
+    for key in small_run.run.list():
         file = tmp_path / "store" / "runs" / "tiny-1" / key
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(made.run.get(key))
+        file.write_bytes(small_run.run.get(key))
     return tmp_path / "store"
 
 
@@ -406,7 +406,7 @@ ON_A_RUN = (
 def test_a_hostile_argument_of_a_run_command_gives_one_sentence(
     run: Path, arguments: tuple[str, ...]
 ) -> None:
-    assert is_a_sentence(call(*arguments))
+    assert is_one_sentence(call(*arguments))
 
 
 LONG_NAMES = (
@@ -428,23 +428,23 @@ LONG_NAMES = (
 
 @pytest.mark.parametrize("arguments", LONG_NAMES, ids=range(len(LONG_NAMES)))
 def test_a_name_of_100_000_letters_is_not_repeated(run: Path, arguments: tuple[str, ...]) -> None:
-    said = call(
+    result = call(
         *(
             "x" * 100_000 if argument == "x" else argument.replace("x@", "x" * 100_000 + "@")
             for argument in arguments
         )
     )
-    assert is_a_sentence(said)
-    assert len(said.stderr) < 1_000
-    assert "x" * 50 in said.stderr
+    assert is_one_sentence(result)
+    assert len(result.stderr) < 1_000
+    assert "x" * 50 in result.stderr
 
 
 def test_a_report_is_written_into_a_pipe_only_when_it_has_a_reader(
     run: Path,
 ) -> None:
     pipe = _pipe("pipe")
-    said = call("report", "tiny-1", "--out", pipe)
-    assert (said.exit_code, said.stderr) == (
+    result = call("report", "tiny-1", "--out", pipe)
+    assert (result.exit_code, result.stderr) == (
         2,
         "pipe cannot be written (No such device or address); name a file in a writable folder\n",
     )
@@ -459,7 +459,7 @@ def test_a_report_is_written_into_a_pipe_only_when_it_has_a_reader(
 @pytest.mark.parametrize(
     "arguments",
     [("weights", "tiny-1"), ("runs", "--json"), ("status", "tiny-1")],
-    ids=lambda one: one[0],
+    ids=lambda item: item[0],
 )
 def test_a_command_ends_quietly_when_the_reader_of_its_pipe_has_gone(
     run: Path, arguments: tuple[str, ...]
@@ -467,25 +467,29 @@ def test_a_command_ends_quietly_when_the_reader_of_its_pipe_has_gone(
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "deployments.cli.app", *arguments]
-    said = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
-    assert (said.returncode, said.stderr) == (1, b"")
+    assert (result.returncode, result.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("arguments", [("weights", "tiny-1"), ("--help",)], ids=lambda one: one[0])
+@pytest.mark.parametrize(
+    "arguments", [("weights", "tiny-1"), ("--help",)], ids=lambda item: item[0]
+)
 def test_a_full_output_device_gives_one_sentence(run: Path, arguments: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "deployments.cli.app", *arguments]
-        said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (said.returncode, said.stderr) == (
+        result = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (result.returncode, result.stderr) == (
         1,
         "the output, or another open file: No space left on device\n",
     )
 
 
 def test_a_full_disk_is_reported_with_the_file(run: Path) -> None:
-    said = call("report", "tiny-1", "--out", "/dev/full")
-    assert (said.exit_code, said.stderr) == (
+    result = call("report", "tiny-1", "--out", "/dev/full")
+    assert (result.exit_code, result.stderr) == (
         2,
         "/dev/full cannot be written (No space left on device); name a file in a writable folder\n",
     )
@@ -500,26 +504,26 @@ def test_the_report_is_written_in_any_locale_and_messages_replace_other_letters(
 ) -> None:
     environment = {**os.environ, **locale}
     for arguments in (["report", "tiny-1", "--out", "page.html"], ["weights", "tiny-1"]):
-        said = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "deployments.cli.app", *arguments],
             env=environment,
             capture_output=True,
             cwd=tmp_path,
             check=False,
         )
-        assert (said.returncode, said.stderr) == (0, b"")
+        assert (result.returncode, result.stderr) == (0, b"")
     assert "·" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=60) | st.text("[]{}:,&*!|>-?'\"#%@ \n\tab01.<", max_size=60))
 def test_any_text_is_a_document_or_an_error_that_names_it(text: str) -> None:
-    told = "the text"
+    message = "the text"
     try:
         read(text, "the text")
     except ConfigError as error:
-        told = str(error)
-    assert told.startswith("the text")
+        message = str(error)
+    assert message.startswith("the text")
 
 
 def test_the_maximum_number_of_values_is_read_and_one_more_is_refused() -> None:
@@ -538,8 +542,8 @@ def test_a_pipe_in_place_of_a_file_of_the_home_is_named_without_blocking(
     (home / "logs").mkdir(parents=True)
     os.mkfifo(home / name)
     monkeypatch.setenv("ASTRAFLOW_HOME", str(home))
-    said = call(command)
-    assert (said.exit_code, said.stderr) == (
+    result = call(command)
+    assert (result.exit_code, result.stderr) == (
         2,
         f"{home / name} is not a regular file, and the stack keeps a file there; delete it\n",
     )
@@ -566,9 +570,9 @@ def test_an_unusable_mlflow_address_is_refused_before_anything_starts(
     command: tuple[str, ...], uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    said = call(*command)
+    result = call(*command)
     shown = uri.replace("\x1b", "")
-    assert (said.exit_code, said.stderr) == (
+    assert (result.exit_code, result.stderr) == (
         2,
         f"MLFLOW_TRACKING_URI={shown} is not an address of MLflow ({TRACKING[uri]}); write it as "
         "http://HOST:5000, or unset it to use a local server\n",
@@ -580,9 +584,9 @@ def test_an_mlflow_address_with_a_password_is_refused_before_anything_starts(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@mlflow.example")
-    said = call(*command)
-    assert is_a_sentence(said)
-    assert said.stderr.startswith(
+    result = call(*command)
+    assert is_one_sentence(result)
+    assert result.stderr.startswith(
         "MLFLOW_TRACKING_URI contains a credential beside the address http://mlflow.example, "
     )
 
@@ -605,16 +609,16 @@ USAGE_ERRORS = (
 def test_wrong_arguments_are_repeated_short_and_without_escapes_or_credentials(
     arguments: tuple[str, ...],
 ) -> None:
-    said = call(*arguments)
-    assert said.exit_code == 2
-    assert is_a_sentence(said)
-    assert len(said.stderr) < 500
-    assert re.search(r"; see `\S+( run| gc| runs)? --help`\n$", said.stderr)
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert is_one_sentence(result)
+    assert len(result.stderr) < 500
+    assert re.search(r"; see `\S+( run| gc| runs)? --help`\n$", result.stderr)
 
 
 def test_errors_print_addresses_without_passwords() -> None:
-    said = call("run", "a", "see s3://key:secret@bucket, (https://me:secret@host/path)")
-    assert said.stderr == (
+    result = call("run", "a", "see s3://key:secret@bucket, (https://me:secret@host/path)")
+    assert result.stderr == (
         "Got unexpected extra argument(s) (see s3://bucket, (https://host/path)); see "
         "`root run --help`\n"
     )

@@ -17,7 +17,7 @@ NOWHERE = "http://127.0.0.1:1/api"
 @pytest.fixture(autouse=True)
 def _our_deployments(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Prefect server with the deployments of `astraflow deploy`."""
-    names = [f"{one.flow}/{one.name}" for one in DEPLOYMENTS]
+    names = [f"{item.flow}/{item.name}" for item in DEPLOYMENTS]
 
     def deployments_of(api_url: str, flow: str) -> list[str]:
         return sorted(name for name in names if name.startswith(f"{flow}/"))

@@ -69,8 +69,8 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_read_only_command_imports_nothing_that_the_run_names(
     imported: Path, arguments: tuple[str, ...]
 ) -> None:
-    said = CliRunner().invoke(app, list(arguments))
-    assert said.exit_code == 0, said.output
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
     assert not imported.exists()
     assert MODULE not in sys.modules
 

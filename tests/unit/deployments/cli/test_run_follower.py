@@ -106,14 +106,14 @@ def test_a_supervisor_that_hangs_after_the_end_is_waited_for_up_to_a_limit(
 
 def test_ctrl_c_asks_and_by_default_the_run_continues(followed: Followed) -> None:
     run = _create(followed.store)
-    asked: list[str] = []
+    requested: list[str] = []
 
     def leave(question: str) -> str:
-        asked.append(question)
+        requested.append(question)
         return ""
 
     assert Follower(followed, _console(True), leave, _script(_interrupt)).follow() is None
-    assert len(asked) == 1
+    assert len(requested) == 1
     assert runs.read_stop(run) is None
 
 
@@ -218,12 +218,12 @@ def test_closing_steps_after_the_end_are_shown_and_waited_for(
 ) -> None:
     monkeypatch.setattr(run_follower, "FINISH_TIMEOUT_S", 0.0)
     run = _create(followed.store)
-    pulse = HeartbeatWriter(run, "supervisor", "supervisor", 0, 3600.0)
+    heartbeat_writer = HeartbeatWriter(run, "supervisor", "supervisor", 0, 3600.0)
 
     def records(step: ClosingStep, part: str = "", share: float = 0.0) -> Callable[[], FlowRun]:
         def act() -> FlowRun:
-            closing_steps.record(pulse, step, part, share)
-            pulse._write()
+            closing_steps.record(heartbeat_writer, step, part, share)
+            heartbeat_writer._write()
             return RUNNING
 
         return act
@@ -233,8 +233,8 @@ def test_closing_steps_after_the_end_are_shown_and_waited_for(
         return records(ClosingStep.LEAVING, "evaluation")()
 
     def end() -> FlowRun:
-        pulse.update(state=ServiceState.DONE)
-        pulse._write()
+        heartbeat_writer.update(state=ServiceState.DONE)
+        heartbeat_writer._write()
         return COMPLETED
 
     steps = [

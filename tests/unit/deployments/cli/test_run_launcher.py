@@ -82,22 +82,22 @@ def test_a_stack_with_another_store_refuses_the_run(
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
     """Parameters of every started flow run, on a server with the deployments of `astraflow deploy`."""
-    found: list[Mapping[str, Any]] = []
-    names = [f"{one.flow}/{one.name}" for one in deployments.DEPLOYMENTS]
+    results: list[Mapping[str, Any]] = []
+    names = [f"{item.flow}/{item.name}" for item in deployments.DEPLOYMENTS]
 
     def start(
         api_url: str, deployment: str, parameters: Mapping[str, Any], name: str, tags: list[str]
     ) -> FlowRun:
-        found.append(parameters)
+        results.append(parameters)
         return FlowRun(id="f", state="Scheduled", final=False, message="")
 
     monkeypatch.setattr(flow_runs, "start", start)
     monkeypatch.setattr(
         flow_runs,
         "deployments_of",
-        lambda api_url, flow: [one for one in names if one.startswith(f"{flow}/")],
+        lambda api_url, flow: [item for item in names if item.startswith(f"{flow}/")],
     )
-    return found
+    return results
 
 
 def stack_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own_server: bool) -> Home:
@@ -192,18 +192,20 @@ def test_the_stack_is_reported_as_running_only_while_it_runs(tmp_path: Path) -> 
     )
     for ready in (True, False):  # `down` removes the readiness before it ends the runs
         state.save(home, replace(up, ready=ready))
-        said: list[str] = []
-        run_launcher.summarize(followed, status(store, "mine"), said.append)
-        assert ("the stack stays up for the next run; `astraflow down` stops it" in said) is ready
+        messages: list[str] = []
+        run_launcher.summarize(followed, status(store, "mine"), messages.append)
+        assert (
+            "the stack stays up for the next run; `astraflow down` stops it" in messages
+        ) is ready
 
 
 def test_a_slow_check_reports_its_progress_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now_s, said = [0.0], list[str]()
+    now_s, messages = [0.0], list[str]()
     monkeypatch.setattr(run_launcher.time, "monotonic", lambda: now_s[0])
-    tell = run_launcher._progress_printer(said.append)
+    tell = run_launcher._progress_printer(messages.append)
     for second in range(12):
         now_s[0] = float(second)
         tell("shards", second / 12)
-    assert said == ["  verifying shards 42%", "  verifying shards 83%"]
+    assert messages == ["  verifying shards 42%", "  verifying shards 83%"]

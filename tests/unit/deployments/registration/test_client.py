@@ -80,8 +80,8 @@ def test_without_the_variable_the_prefect_setting_stays(monkeypatch: pytest.Monk
         temporary_settings({PREFECT_API_AUTH_STRING: SECRET}),
         temporary_settings(settings_for("http://h/api")),
     ):
-        found = get_current_settings().api
-        assert (found.url, found.auth_string and found.auth_string.get_secret_value()) == (
+        result = get_current_settings().api
+        assert (result.url, result.auth_string and result.auth_string.get_secret_value()) == (
             "http://h/api",
             SECRET,
         )

@@ -21,13 +21,13 @@ from tasks.supervision.members import members_of
 
 
 def test_each_deployment_has_a_pool_with_a_worker() -> None:
-    assert {one.pool for one in DEPLOYMENTS} == {pool.name for pool in POOLS}
-    assert max(Counter((one.flow, one.name) for one in DEPLOYMENTS).values()) == 1
+    assert {item.pool for item in DEPLOYMENTS} == {pool.name for pool in POOLS}
+    assert max(Counter((item.flow, item.name) for item in DEPLOYMENTS).values()) == 1
 
 
 @pytest.mark.parametrize("recipe", ["multi_policy_tiny", "single_policy_tiny"])
 def test_each_member_of_an_embedded_run_can_be_launched_in_any_region(recipe: str) -> None:
-    names = {f"{one.flow}/{one.name}" for one in DEPLOYMENTS}
+    names = {f"{item.flow}/{item.name}" for item in DEPLOYMENTS}
     config = loader.load(
         recipe, {"rollout.regions.mars": {"workers": 1, "mirror": "memory://mars"}}
     )
@@ -74,18 +74,18 @@ def _literals(module: Path) -> Iterator[str]:
 
 def test_each_flow_file_can_be_deployed_and_accepts_its_deployments_parameters() -> None:
     deployments.import_flows()
-    for one in DEPLOYMENTS:
-        known = parameter_schema(deployments._flow(one)).model_dump_for_openapi()["properties"]
-        assert set(one.parameters) <= set(known)
+    for item in DEPLOYMENTS:
+        known = parameter_schema(deployments._flow(item)).model_dump_for_openapi()["properties"]
+        assert set(item.parameters) <= set(known)
 
 
 def test_the_nightly_run_is_registered_inactive() -> None:
-    nightly = next(one for one in DEPLOYMENTS if one.name == "nightly")
+    nightly = next(item for item in DEPLOYMENTS if item.name == "nightly")
     assert (nightly.cron, nightly.cron_active) == ("0 2 * * *", False)
 
 
 def test_the_nightly_gc_is_registered_inactive_as_a_dry_run() -> None:
-    gc = next(one for one in DEPLOYMENTS if (one.flow, one.name) == ("gc", "nightly"))
+    gc = next(item for item in DEPLOYMENTS if (item.flow, item.name) == ("gc", "nightly"))
     assert (gc.pool, gc.cron, gc.cron_active) == ("control", "0 4 * * *", False)
     assert deployments.form(deployments._flow(gc))["properties"]["apply"]["default"] is False
 
@@ -112,7 +112,7 @@ class StandingServer:
 
 
 def test_a_scheduled_deployment_keeps_user_settings_that_the_flow_still_accepts() -> None:
-    gc = next(one for one in DEPLOYMENTS if one.flow == "gc")
+    gc = next(item for item in DEPLOYMENTS if item.flow == "gc")
     server = StandingServer({"apply": True, "last": 3, "of_an_older_release": 1})
     deployments._create(server, gc, deployments._flow(gc), "/project")
     assert server.created["parameters"] == {"apply": True, "last": 3}

@@ -91,8 +91,8 @@ def opened(address: str, broken: str = "") -> dict[str, Any]:
     command = [NODE, "-e", BROWSER, "--", address, script[1], broken]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, Any] = json.loads(ended.stdout)
-    return found
+    output: dict[str, Any] = json.loads(ended.stdout)
+    return output
 
 
 def test_the_page_exchanges_its_ticket_and_redirects_without_it(prefect: str) -> None:

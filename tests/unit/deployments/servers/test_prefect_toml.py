@@ -22,7 +22,7 @@ def test_prefect_reads_the_address_and_the_secret_from_the_working_directory(
         "from prefect.settings import get_current_settings; api = get_current_settings().api; "
         "print(api.url, api.auth_string.get_secret_value())"
     )
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
         env=environment,
@@ -30,7 +30,7 @@ def test_prefect_reads_the_address_and_the_secret_from_the_working_directory(
         text=True,
         check=True,
     )
-    assert said.stdout.strip() == f"{URL} {SECRET}"
+    assert result.stdout.strip() == f"{URL} {SECRET}"
 
 
 def test_our_own_file_is_replaced_and_removed(tmp_path: Path) -> None:

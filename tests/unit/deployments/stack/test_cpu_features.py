@@ -18,13 +18,13 @@ def test_a_ceiling_set_by_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.M
 def test_the_probe_runs_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survives: bool, expected: dict[str, str]
 ) -> None:
-    asked = []
+    requested = []
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.setattr(cpu_features, "_reports_bf16", lambda: True)
-    monkeypatch.setattr(cpu_features, "survives_bf16", lambda: asked.append(1) or survives)
+    monkeypatch.setattr(cpu_features, "survives_bf16", lambda: requested.append(1) or survives)
     assert cpu_features.isa_ceiling(tmp_path / "bf16") == expected
     assert cpu_features.isa_ceiling(tmp_path / "bf16") == expected
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
 def test_a_cpu_without_the_feature_is_not_probed(

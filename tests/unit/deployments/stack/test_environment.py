@@ -27,12 +27,12 @@ def _stack(own_server: bool = True) -> Stack:
 
 
 def test_processes_of_the_stack_get_its_addresses_and_its_mark(home: Home) -> None:
-    made = environment.of_stack(home, _stack(), {"ONEDNN_MAX_CPU_ISA": "AVX2"})
-    assert made["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
-    assert made["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000"
-    assert made["ASTRAFLOW_STORE"] == "file:///store"
-    assert made["ONEDNN_MAX_CPU_ISA"] == "AVX2"
-    assert made[MARK] == str(home.root)
+    variables = environment.of_stack(home, _stack(), {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert variables["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
+    assert variables["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000"
+    assert variables["ASTRAFLOW_STORE"] == "file:///store"
+    assert variables["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert variables[MARK] == str(home.root)
 
 
 def test_a_prefect_profile_of_the_user_is_hidden_only_from_our_server(
@@ -109,11 +109,13 @@ def secret(home: Home) -> str:
 def test_workers_and_commands_have_the_secret_and_work_pools_do_not(
     home: Home, secret: str
 ) -> None:
-    made = environment.of_stack(home, _stack(), {})
-    assert made["PREFECT_API_AUTH_STRING"] == secret
-    assert f"{made['MLFLOW_TRACKING_USERNAME']}:{made['MLFLOW_TRACKING_PASSWORD']}" == secret
+    variables = environment.of_stack(home, _stack(), {})
+    assert variables["PREFECT_API_AUTH_STRING"] == secret
+    assert (
+        f"{variables['MLFLOW_TRACKING_USERNAME']}:{variables['MLFLOW_TRACKING_PASSWORD']}" == secret
+    )
     password = secret.partition(":")[2]
-    assert not [name for name, value in environment.of_pool(made).items() if password in value]
+    assert not [name for name, value in environment.of_pool(variables).items() if password in value]
 
 
 def test_credentials_are_sent_only_to_the_servers_they_belong_to(
@@ -171,13 +173,15 @@ def test_the_prefect_server_requires_the_secret_and_serves_only_its_own_pages(
     monkeypatch.setenv(
         "PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql+asyncpg://host/prefect"
     )
-    made = environment.of_prefect_server(home, _stack())
-    assert made["PREFECT_SERVER_API_AUTH_STRING"] == secret
+    variables = environment.of_prefect_server(home, _stack())
+    assert variables["PREFECT_SERVER_API_AUTH_STRING"] == secret
     assert (
-        made["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"]
+        variables["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"]
         == "http://127.0.0.1:4200,http://localhost:4200"
     )
-    assert made["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://host/prefect"
+    assert (
+        variables["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://host/prefect"
+    )
 
 
 def test_telemetry_is_off_for_local_and_remote_servers(

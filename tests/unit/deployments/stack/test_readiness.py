@@ -119,13 +119,13 @@ def test_the_awaited_component_is_reported_repeatedly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readiness, "SAY_INTERVAL_S", 0.3)
-    said: list[str] = []
+    messages: list[str] = []
     for program, state in ((BUSY, "using CPU time"), (IDLE, "idle")):
-        said.clear()
+        messages.clear()
         words = re.compile(rf"the part is still starting \(\d+ s, {state}\)")
 
         def told_twice(words: re.Pattern[str] = words) -> bool:
-            return sum(words.fullmatch(one) is not None for one in said) >= 2
+            return sum(words.fullmatch(item) is not None for item in messages) >= 2
 
         with Started(program, tmp_path) as part:
-            readiness.wait_until(told_twice, "the part", part, said.append)
+            readiness.wait_until(told_twice, "the part", part, messages.append)

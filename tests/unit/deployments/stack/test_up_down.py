@@ -38,7 +38,7 @@ def _sleeper(home: Home, name: str) -> processes.Process:
     started = processes.start(
         name, SLEEP, {MARK: str(home.root)}, home.logs / f"{name}.log", home.root
     )
-    while started.pid not in [one.pid for one in processes.marked(str(home.root))]:
+    while started.pid not in [item.pid for item in processes.marked(str(home.root))]:
         time.sleep(0.01)  # the kernel shows a new program's environment with a short delay
     return started
 
@@ -65,19 +65,19 @@ def test_runs_that_an_unreachable_server_did_not_cancel_are_named(
         ),
     )
     home.auth.write_text("damaged")
-    said: list[str] = []
+    messages: list[str] = []
     with HeartbeatWriter(run, "supervisor", "supervisor", 0, 2.0):
         while not heartbeats.read_all(run):
             time.sleep(0.02)
         with pytest.raises(
             AstraFlowError, match="so these runs are stopped without being cancelled"
         ) as caught:
-            up_down.down(home, said.append)
+            up_down.down(home, messages.append)
     assert str(caught.value).startswith(
         "no process of the stack is running any more, but this failed: the Prefect server does not"
     )
     assert "interrupted: mine;" in str(caught.value)
-    assert said == []
+    assert messages == []
     assert not processes.is_alive(server)
     assert not home.auth.exists()
 
@@ -90,7 +90,7 @@ def _silent_run(home: Home, run_id: str, pid: int, state: str = "working") -> No
         loader.load("multi_policy_tiny").model_dump(mode="json"),
     )
     ago_s = time.time() - 60.0
-    beat = builders.heartbeat(
+    heartbeat = builders.heartbeat(
         "supervisor",
         "supervisor",
         beat_s=ago_s - 60.0,
@@ -99,7 +99,7 @@ def _silent_run(home: Home, run_id: str, pid: int, state: str = "working") -> No
         host=socket.gethostname(),
         state=state,
     )
-    builders.put_heartbeat(run, beat)
+    builders.put_heartbeat(run, heartbeat)
 
 
 def test_a_run_with_a_slow_supervisor_is_named_and_one_with_a_dead_supervisor_is_not(
@@ -225,9 +225,9 @@ def test_a_damaged_record_is_reported_and_all_processes_are_stopped(home: Home, 
         up_down.down(home, lambda words: None)
     assert not processes.is_alive(worker)
     assert not home.record.exists()
-    said: list[str] = []
-    up_down.down(home, said.append)
-    assert said == ["nothing was running"]
+    messages: list[str] = []
+    up_down.down(home, messages.append)
+    assert messages == ["nothing was running"]
 
 
 @pytest.mark.parametrize(
@@ -267,10 +267,10 @@ def test_down_with_an_unreadable_lock_stops_all_processes(home: Home) -> None:
 def test_processes_stopped_without_a_record_are_named(home: Home) -> None:
     left = _sleeper(home, "worker-trainers")
     home.record.write_text("{broken")
-    said: list[str] = []
-    up_down._stop_unrecorded(home, said.append)
-    assert str(home.record) in said[0]
-    assert said[1].startswith(f"  {left.pid} (-c import time")
+    messages: list[str] = []
+    up_down._stop_unrecorded(home, messages.append)
+    assert str(home.record) in messages[0]
+    assert messages[1].startswith(f"  {left.pid} (-c import time")
     assert not processes.is_alive(left)
-    up_down._stop_unrecorded(home, said.append)
-    assert len(said) == 2
+    up_down._stop_unrecorded(home, messages.append)
+    assert len(messages) == 2

@@ -144,14 +144,14 @@ def test_pairs_that_need_no_algebra_are_decided(
 
 
 def test_algebra_compares_single_expressions_in_normalized_spelling() -> None:
-    asked: list[tuple[str, str]] = []
+    requested: list[tuple[str, str]] = []
 
     def algebra(answer: str, gold: str) -> bool:
-        asked.append((answer, gold))
+        requested.append((answer, gold))
         return True
 
     assert equal("$(1,200x,\\ 2\\sqrt3\\text{ cm})$", "\\left(1200y, z\\right)", algebra)
-    assert asked == [("1200x", "1200y"), ("2\\sqrt3", "z")]
+    assert requested == [("1200x", "1200y"), ("2\\sqrt3", "z")]
 
 
 def test_a_wrong_item_of_a_tuple_ends_the_comparison() -> None:
@@ -287,10 +287,10 @@ def test_the_time_of_each_pattern_is_linear_in_the_length_of_the_text(
         units,
         words,
     )
-    found = list(dict.fromkeys(pattern for module in modules for pattern in patterns(module)))
-    assert len(found) > 40
+    results = list(dict.fromkeys(pattern for module in modules for pattern in patterns(module)))
+    assert len(results) > 40
     count = 25_000 // len(part)
-    for pattern in found:
+    for pattern in results:
         short_s, long_s = (
             min(_scan_s(pattern, part * n) for _ in range(3)) for n in (count, 4 * count)
         )

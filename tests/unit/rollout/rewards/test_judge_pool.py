@@ -91,18 +91,18 @@ async def test_time_in_the_queue_does_not_count_as_judging_time() -> None:
 async def test_the_same_question_is_asked_once(
     pool: JudgePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, str]] = []
+    requested: list[tuple[str, str]] = []
     ask = Judge.ask
 
     def counted(judge: Judge, answer: str, reference: str, timeout_s: float) -> bool:
-        asked.append((answer, reference))
+        requested.append((answer, reference))
         return ask(judge, answer, reference, timeout_s)
 
     monkeypatch.setattr(Judge, "ask", counted)
     assert await asyncio.gather(*(pool.equal("x+1", "1+x") for _ in range(8))) == [True] * 8
     assert await pool.equal("x+1", "1+x")
     assert not await pool.equal("1+x", "x+2")
-    assert asked == [("x+1", "1+x"), ("1+x", "x+2")]
+    assert requested == [("x+1", "1+x"), ("1+x", "x+2")]
     assert pool._in_progress == {}
 
 
@@ -132,16 +132,16 @@ async def test_a_cancelled_caller_does_not_cancel_the_verdict_for_the_others(
 
 
 def test_the_pool_works_outside_the_main_thread_and_in_several_event_loops(pool: JudgePool) -> None:
-    found: list[bool] = []
+    results: list[bool] = []
 
     def judge() -> None:
-        found.append(asyncio.run(pool.equal("x+1", "1+x")))
+        results.append(asyncio.run(pool.equal("x+1", "1+x")))
 
     for _ in range(2):
         thread = threading.Thread(target=judge)
         thread.start()
         thread.join()
-    assert found == [True, True]
+    assert results == [True, True]
 
 
 async def test_a_killed_child_is_replaced_and_the_question_repeated(pool: JudgePool) -> None:
@@ -293,11 +293,11 @@ def test_the_running_child_has_only_the_reduced_environment(
     monkeypatch.setenv("ASTRAFLOW_STACK", "home")
     judge = Judge()
     try:
-        found = psutil.Process(judge.pid).environ()
+        result = psutil.Process(judge.pid).environ()
     finally:
         judge.close()
-    assert "secret" not in found.values()
-    assert found["ASTRAFLOW_STACK"] == "home", (
+    assert "secret" not in result.values()
+    assert result["ASTRAFLOW_STACK"] == "home", (
         "`astraflow down` finds a child that is left over by this mark"
     )
-    assert set(found) - {"LC_CTYPE"} <= ENVIRONMENT | {"PYTHONPATH"}
+    assert set(result) - {"LC_CTYPE"} <= ENVIRONMENT | {"PYTHONPATH"}

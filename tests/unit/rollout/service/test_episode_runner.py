@@ -306,13 +306,13 @@ async def test_equal_seeds_give_equal_episodes_and_samples_differ() -> None:
 
 
 async def test_groups_are_in_prompt_order_and_each_episode_is_reported() -> None:
-    told: list[Episode] = []
+    reported: list[Episode] = []
     prompts = [Prompt(f"p/{n}", {"question": f"{n}+1=?", "answer": str(n + 1)}) for n in range(5)]
     pool = pool_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", solve))
-    groups = await run_prompts(pool, prompts, 2, seed=0, on_episode=told.append)
+    groups = await run_prompts(pool, prompts, 2, seed=0, on_episode=reported.append)
     assert [group.prompt.id for group in groups] == ["p/0", "p/1", "p/2", "p/3", "p/4"]
     assert [episode.reward for group in groups for episode in group.episodes] == [1.0] * 10
-    assert len(told) == 10
+    assert len(reported) == 10
 
 
 async def test_the_number_of_concurrent_episodes_is_limited() -> None:

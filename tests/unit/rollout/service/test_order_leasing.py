@@ -48,8 +48,8 @@ def claims_of(run: ObjectStore, clock: Clock, worker: str = "a") -> OrderLeasing
 
 
 def numbers(*claims: OrderLeasing) -> list[int | None]:
-    found = [each.next() for each in claims]
-    return [claim.order.number if claim else None for claim in found]
+    result = [each.next() for each in claims]
+    return [claim.order.number if claim else None for claim in result]
 
 
 def test_the_lowest_open_orders_are_leased_first_and_once(memory_store: ObjectStore) -> None:
@@ -178,8 +178,8 @@ def test_a_hint_avoids_requests_for_old_orders(memory_store: ObjectStore) -> Non
         shards.create(memory_store, builders.shard(order=number))
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
-    ) as pulse:
-        pulse.update(progress=DataflowProgress(closed_below=4))
+    ) as heartbeat_writer:
+        heartbeat_writer.update(progress=DataflowProgress(closed_below=4))
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims) == [4, 5]
     assert claims._floor == 4
@@ -190,18 +190,18 @@ def test_a_false_hint_hides_no_order_permanently(memory_store: ObjectStore) -> N
     shards.create(memory_store, builders.shard(order=2))
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
-    ) as pulse:
-        pulse.update(progress=DataflowProgress(closed_below=3))
+    ) as heartbeat_writer:
+        heartbeat_writer.update(progress=DataflowProgress(closed_below=3))
     claims = claims_of(memory_store, Clock())
-    found = [number for number in numbers(*[claims] * 10) if number is not None]
-    assert found == [3, 1, 0]
+    result = [number for number in numbers(*[claims] * 10) if number is not None]
+    assert result == [3, 1, 0]
 
 
 def test_a_hint_beyond_the_last_order_is_ignored(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 2)
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
-    ) as pulse:
-        pulse.update(progress=DataflowProgress(closed_below=2**53))
+    ) as heartbeat_writer:
+        heartbeat_writer.update(progress=DataflowProgress(closed_below=2**53))
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims) == [0, 1]

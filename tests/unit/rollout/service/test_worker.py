@@ -59,7 +59,7 @@ def test_each_order_becomes_a_shard_of_the_episodes_of_its_prompts(
         until(answered(memory_store, 3))
         until(lambda: progress_of(worker.beat, RolloutProgress).orders_done == 3)
         runs.request_stop(memory_store, OVER)
-        beat = worker.join()
+        heartbeat = worker.join()
     digest = manifests.read_manifest(memory_store, "solver", 0).digest
     for number in range(3):
         shard = shards.read(memory_store, number)
@@ -86,7 +86,7 @@ def test_each_order_becomes_a_shard_of_the_episodes_of_its_prompts(
         for sequence in episode.sequences
     )
     policies = ("solver", "verifier")
-    assert beat.progress == RolloutProgress(
+    assert heartbeat.progress == RolloutProgress(
         orders_done=3,
         episodes=12,
         tokens=sampled,
@@ -94,8 +94,8 @@ def test_each_order_becomes_a_shard_of_the_episodes_of_its_prompts(
         weights_bytes_home={policy: version_bytes(memory_store, policy) for policy in policies},
         refresh_failures=dict.fromkeys(policies, 0),
     )
-    assert beat.versions == {"solver": 0, "verifier": 0}
-    assert {"wait", "generate", "store"} <= set(beat.seconds)
+    assert heartbeat.versions == {"solver": 0, "verifier": 0}
+    assert {"wait", "generate", "store"} <= set(heartbeat.seconds)
 
 
 def test_a_worker_with_a_mirror_reports_the_bytes_read_from_it(memory_store: ObjectStore) -> None:
@@ -125,8 +125,8 @@ def test_two_workers_process_each_order_exactly_once(local_store: ObjectStore) -
         until(answered(local_store, 20))
         runs.request_stop(local_store, OVER)
         beats = [a.join(), b.join()]
-    assert sum(progress_of(beat, RolloutProgress).orders_done for beat in beats) == 20
-    assert all(progress_of(beat, RolloutProgress).orders_done > 0 for beat in beats)
+    assert sum(progress_of(heartbeat, RolloutProgress).orders_done for heartbeat in beats) == 20
+    assert all(progress_of(heartbeat, RolloutProgress).orders_done > 0 for heartbeat in beats)
     assert [held(local_store, number).attempt for number in range(20)] == [0] * 20
     assert {shards.read(local_store, number).worker for number in range(20)} == {"a", "b"}
 
@@ -165,15 +165,15 @@ def test_an_order_whose_lease_is_lost_is_dropped(memory_store: ObjectStore) -> N
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config(lease_ttl_s=0.3)) as worker:
         until(lambda: memory_store.exists(layout.lease(0, 0)))
-        rival = Lease(
+        competitor = Lease(
             order=0, attempt=1, worker="rollout-eu-west-0", region="eu-west", write_id="rival"
         )
-        memory_store.create(layout.lease(0, 1), encode(rival))
+        memory_store.create(layout.lease(0, 1), encode(competitor))
         until(lambda: "order 0 is another worker's now" in worker.beat.note)
         until(lambda: progress_of(worker.beat, RolloutProgress).running == 0)
         worker.stop()
         worker.join()
-    assert held(memory_store, 0) == rival
+    assert held(memory_store, 0) == competitor
     assert not shards.exists(memory_store, 0)
 
 
@@ -208,10 +208,10 @@ async def test_leases_of_all_active_orders_are_renewed_three_times_per_ttl(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_orders(memory_store, 2)
-    pulse = HeartbeatWriter(
+    heartbeat_writer = HeartbeatWriter(
         memory_store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0, region="us-east"
     )
-    lifetime = Lifetime(memory_store, pulse, threading.Event())
+    lifetime = Lifetime(memory_store, heartbeat_writer, threading.Event())
     settings = config(lease_ttl_s=36.0)
     run, at_home = traffic.counted(memory_store)
     worker = Worker(run, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", at_home, None)
@@ -331,10 +331,10 @@ def test_failed_episodes_are_counted_and_the_shard_is_written(memory_store: Obje
     with RunningWorker(memory_store, config()) as worker:
         until(answered(memory_store, 1))
         worker.stop()
-        beat = worker.join()
+        heartbeat = worker.join()
     assert (
-        progress_of(beat, RolloutProgress).episodes,
-        progress_of(beat, RolloutProgress).episodes_failed,
+        progress_of(heartbeat, RolloutProgress).episodes,
+        progress_of(heartbeat, RolloutProgress).episodes_failed,
     ) == (4, 4)
     assert (
         shards.read(memory_store, 0).groups[0].episodes[0].error

@@ -38,24 +38,28 @@ KEY = layout.heartbeat("trainer", "t")
 
 def only(store: ObjectStore) -> Heartbeat:
     """The heartbeat of the store's only member."""
-    (beat,) = read_all(store)
-    return beat
+    (heartbeat,) = read_all(store)
+    return heartbeat
 
 
 def test_a_heartbeat_is_written_at_the_start_and_at_the_end(memory_store: ObjectStore) -> None:
     with HeartbeatWriter(memory_store, "trainer", "trainer-solver", 3, IDLE_S, region="us-east"):
         pass
-    beat = only(memory_store)
-    assert (beat.kind, beat.id, beat.attempt, beat.state, beat.beats) == (
+    heartbeat = only(memory_store)
+    assert (heartbeat.kind, heartbeat.id, heartbeat.attempt, heartbeat.state, heartbeat.beats) == (
         "trainer",
         "trainer-solver",
         3,
         "done",
         2,
     )
-    assert (beat.pid, beat.host, beat.region) == (os.getpid(), socket.gethostname(), "us-east")
-    assert beat.started_s <= beat.beat_s
-    assert beat.seconds["cpu"] > 0
+    assert (heartbeat.pid, heartbeat.host, heartbeat.region) == (
+        os.getpid(),
+        socket.gethostname(),
+        "us-east",
+    )
+    assert heartbeat.started_s <= heartbeat.beat_s
+    assert heartbeat.seconds["cpu"] > 0
     assert memory_store.list() == ["heartbeats/trainer/trainer-solver.json"]
 
 
@@ -235,7 +239,7 @@ def test_an_unreadable_heartbeat_does_not_hide_the_others(memory_store: ObjectSt
         with HeartbeatWriter(memory_store, "rollout", member, 0, IDLE_S):
             pass
     memory_store.put("heartbeats/rollout/a.json", b"{")
-    assert [beat.id for beat in read_all(memory_store)] == ["b"]
+    assert [heartbeat.id for heartbeat in read_all(memory_store)] == ["b"]
     assert read_all(replace(memory_store, prefix="elsewhere/")) == []
 
 
@@ -248,12 +252,12 @@ def stands(store: ObjectStore, attempt: int) -> bytes:
 def test_a_writer_stops_permanently_with_a_log_line_when_a_newer_attempt_is_alive(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = threading.Event()
+    called = threading.Event()
     caplog.set_level(logging.WARNING, logger="storage.coordination.heartbeats")
-    with HeartbeatWriter(memory_store, "trainer", "t", 1, interval_s=0.01, leave=told.set):
+    with HeartbeatWriter(memory_store, "trainer", "t", 1, interval_s=0.01, leave=called.set):
         deadline = time.monotonic() + PATIENCE_S
         while (
-            not told.wait(0.02) and time.monotonic() < deadline
+            not called.wait(0.02) and time.monotonic() < deadline
         ):  # a write in flight can still arrive
             successor = stands(memory_store, 2)
         memory_store.delete(KEY)  # it does not start again even now
@@ -271,10 +275,10 @@ def test_the_heartbeat_of_an_older_or_the_same_attempt_is_overwritten(
     memory_store: ObjectStore, attempt: int
 ) -> None:
     stands(memory_store, attempt)
-    told = threading.Event()
-    with HeartbeatWriter(memory_store, "trainer", "t", 1, IDLE_S, leave=told.set):
+    called = threading.Event()
+    with HeartbeatWriter(memory_store, "trainer", "t", 1, IDLE_S, leave=called.set):
         pass
-    assert not told.is_set()
+    assert not called.is_set()
     assert (only(memory_store).attempt, only(memory_store).state) == (1, "done")
 
 
@@ -292,20 +296,20 @@ def test_an_unreadable_stored_heartbeat_does_not_stop_the_service(
         def read(self, key: str) -> bytes:
             raise self.error
 
-    told = threading.Event()
+    called = threading.Event()
     unreadable = Unreadable()
     store = ObjectStore(url="unreadable", backend=unreadable, patience_s=0.01)  # type: ignore[arg-type]  # the heartbeat reads and writes
     for unreadable.error in (TransientError("away"), ConfigError("forbidden")):
         with HeartbeatWriter(
-            replace(store, prefix=memory_store.prefix), "trainer", "t", 1, IDLE_S, leave=told.set
+            replace(store, prefix=memory_store.prefix), "trainer", "t", 1, IDLE_S, leave=called.set
         ):
             pass
         assert only(memory_store).state == "done"
         memory_store.put(KEY, b"{")
-    with HeartbeatWriter(memory_store, "trainer", "t", 1, IDLE_S, leave=told.set):
+    with HeartbeatWriter(memory_store, "trainer", "t", 1, IDLE_S, leave=called.set):
         pass
     assert only(memory_store).state == "done"
-    assert not told.is_set()
+    assert not called.is_set()
 
 
 def test_without_fencing_the_heartbeat_of_a_higher_attempt_is_overwritten(
@@ -358,10 +362,10 @@ def test_a_heartbeat_with_an_extreme_number_is_unreadable_and_the_field_is_named
 ) -> None:
     memory_store.put(WORKER_KEY, body(name, value))
     memory_store.put("heartbeats/rollout/rollout-us-east-1.json", body("id", '"rollout-us-east-1"'))
-    found = look(memory_store)
-    assert [beat.id for beat in found.beats] == ["rollout-us-east-1"]
-    assert list(found.unreadable) == [WORKER_KEY]
-    assert WORKER_KEY in found.unreadable[WORKER_KEY]
+    result = look(memory_store)
+    assert [heartbeat.id for heartbeat in result.beats] == ["rollout-us-east-1"]
+    assert list(result.unreadable) == [WORKER_KEY]
+    assert WORKER_KEY in result.unreadable[WORKER_KEY]
 
 
 def test_a_heartbeat_with_the_largest_allowed_numbers_is_read(memory_store: ObjectStore) -> None:
@@ -405,9 +409,9 @@ def test_a_heartbeat_of_an_earlier_release_is_read() -> None:
     }
     old = {**BEAT, **changes}
     del old["by_policy"], old["wait_reason"]
-    beat = parse(json.dumps(old).encode(), WORKER_KEY)
-    assert (beat.state, beat.wait_reason) == (ServiceState.WORKING, WaitReason.NONE)
-    assert beat.progress == RolloutProgress(
+    heartbeat = parse(json.dumps(old).encode(), WORKER_KEY)
+    assert (heartbeat.state, heartbeat.wait_reason) == (ServiceState.WORKING, WaitReason.NONE)
+    assert heartbeat.progress == RolloutProgress(
         orders_done=7,
         tokens_per_s=512.0,
         running=2,
@@ -428,9 +432,13 @@ def test_fields_and_states_of_a_newer_release_are_shown_or_ignored() -> None:
         "by_policy": {"dreams": {"solver": 2}},
         "mood": ["good"],
     }
-    beat = parse(json.dumps({**BEAT, **changes}).encode(), WORKER_KEY)
-    assert (beat.state, beat.wait_reason, beat.has_ended) == ("hibernating", "moonlight", False)
-    assert beat.progress == RolloutProgress(orders_done=7)
+    heartbeat = parse(json.dumps({**BEAT, **changes}).encode(), WORKER_KEY)
+    assert (heartbeat.state, heartbeat.wait_reason, heartbeat.has_ended) == (
+        "hibernating",
+        "moonlight",
+        False,
+    )
+    assert heartbeat.progress == RolloutProgress(orders_done=7)
 
 
 @pytest.mark.parametrize(

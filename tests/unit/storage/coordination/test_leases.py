@@ -156,12 +156,12 @@ def test_expired_leases_are_counted_and_released_ones_are_not(
         clock.now_s += 20.0
         return taken(memory_store, "b", watch)
 
-    found = [taken(memory_store, "a", watch), after_ttl()]
-    leases.release(memory_store, found[-1])
-    found.append(taken(memory_store, "a", watch))
-    leases.release(memory_store, leases.renew(memory_store, found[-1]))
-    found += [taken(memory_store, "a", watch), after_ttl()]
-    assert [(lease.attempt, lease.lost) for lease in found] == [
+    result = [taken(memory_store, "a", watch), after_ttl()]
+    leases.release(memory_store, result[-1])
+    result.append(taken(memory_store, "a", watch))
+    leases.release(memory_store, leases.renew(memory_store, result[-1]))
+    result += [taken(memory_store, "a", watch), after_ttl()]
+    assert [(lease.attempt, lease.lost) for lease in result] == [
         (0, 0),
         (1, 1),
         (2, 1),
@@ -271,15 +271,15 @@ def test_the_cached_lease_of_a_finished_order_is_dropped(
 ) -> None:
     lease = taken(memory_store, "a", LeaseWatch(20.0))
     leases.release(memory_store, lease)
-    rival = taken(memory_store, "b", LeaseWatch(20.0))
+    competitor = taken(memory_store, "b", LeaseWatch(20.0))
     assert take(memory_store, "c", watch) is None
-    assert watch.attempt_of(7) == rival.attempt == 1
+    assert watch.attempt_of(7) == competitor.attempt == 1
     watch.forget(7)
     watch.forget(7)
     assert watch.attempt_of(7) == 0
-    assert not watch.expired(rival)
+    assert not watch.expired(competitor)
     clock.now_s += 20.0
-    assert watch.expired(rival), "the wait begins when the lease is seen again"
+    assert watch.expired(competitor), "the wait begins when the lease is seen again"
 
 
 def test_a_workers_own_lease_is_not_cached_as_a_foreign_one(

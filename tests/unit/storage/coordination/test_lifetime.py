@@ -26,8 +26,8 @@ from storage.records.control import Stop
 from storage.run.runs import request_stop
 from storage.store.object_store import ObjectStore
 from tests.support.patience import PATIENCE_S
-from tests.support.runs.dataflow_world import Flicker
-from tests.support.runs.lifetimes import pulse_of
+from tests.support.runs.dataflow_world import OutageBackend
+from tests.support.runs.lifetimes import heartbeat_writer_of
 
 PAUSES_MAX = 1000
 CANCELLED = Stop("cancelled", "a person asked", 0.0)
@@ -66,7 +66,9 @@ class Time(threading.Event):
 def at(
     time: Time, run: ObjectStore, why_over: Callable[[ObjectStore], str] = stop_reason
 ) -> Lifetime:
-    return Lifetime(run, pulse_of(run, "trainer"), time, why_over=why_over, clock=time.clock)
+    return Lifetime(
+        run, heartbeat_writer_of(run, "trainer"), time, why_over=why_over, clock=time.clock
+    )
 
 
 class Flaky:
@@ -175,7 +177,7 @@ def test_a_draining_service_can_still_check_for_the_runs_end(memory_store: Objec
 def test_an_unreachable_store_stops_no_service_and_is_read_again_after_an_interval(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flicker = Flicker(memory_store.backend)
+    flicker = OutageBackend(memory_store.backend)
     time = Time()
     lifetime = at(time, replace(memory_store, backend=flicker, patience_s=1e-6))
     request_stop(memory_store, CANCELLED)
@@ -290,7 +292,9 @@ def test_a_pause_of_the_real_clock_is_ended_by_another_thread(memory_store: Obje
     stop = threading.Event()
     threading.Timer(0.01, stop.set).start()
     start_s = time.monotonic()
-    assert Lifetime(memory_store, pulse_of(memory_store, "trainer"), stop).wait(PATIENCE_S)
+    assert Lifetime(memory_store, heartbeat_writer_of(memory_store, "trainer"), stop).wait(
+        PATIENCE_S
+    )
     assert time.monotonic() - start_s < PATIENCE_S
 
 

@@ -181,9 +181,9 @@ def test_several_record_batches_are_one_table_with_any_compression(
 
 def test_a_file_of_this_release_is_read_at_any_compression_ratio() -> None:
     zeros = np.zeros(3_000_000, dtype=np.int32)
-    one = {"n": [7], "word": ["x"], "tokens": arrow_files.list_column([zeros], list_of(pa.int32())),
+    item = {"n": [7], "word": ["x"], "tokens": arrow_files.list_column([zeros], list_of(pa.int32())),
            "mask": arrow_files.list_column([zeros == 0], list_of(pa.bool_()))}  # fmt: skip
-    file = arrow_files.encode(SCHEMA, one, "test", {})
+    file = arrow_files.encode(SCHEMA, item, "test", {})
     assert len(file) < 100_000
     assert (
         len(arrow_files.lists(arrow_files.decode(file, SCHEMA, "test")[0], "tokens")[0])

@@ -58,7 +58,7 @@ def u32(number: int) -> bytes:
 def batch(rows: int, buffers: Sequence[tuple[int, int]] = (), compressed: bool = True) -> Table:
     """A record batch whose `buffers` are (start, bytes) in the body after the metadata."""
     return table(
-        struct.pack("<q", rows), vector([]), vector([struct.pack("<qq", *one) for one in buffers]),
+        struct.pack("<q", rows), vector([]), vector([struct.pack("<qq", *item) for item in buffers]),
         table() if compressed else None,
     )  # fmt: skip
 
@@ -119,8 +119,8 @@ def fault(body: bytes) -> str:
 
 def claimed(body: bytes) -> int:
     """The memory that the columns of a refused file require."""
-    found = fault(body).removeprefix(f"an Arrow file of {len(body)} bytes claims to hold ")
-    return int(found.removesuffix(" bytes of columns; that is too many"))
+    result = fault(body).removeprefix(f"an Arrow file of {len(body)} bytes claims to hold ")
+    return int(result.removesuffix(" bytes of columns; that is too many"))
 
 
 @pytest.mark.parametrize("size", [0, ROWS_MIN, ROWS_MIN + 1000])
@@ -156,9 +156,9 @@ def test_rows_and_bytes_of_all_batches_and_buffers_are_summed() -> None:
     assert "claims to hold 16385 rows" in fault(
         file(message(batch(half)), message(batch(half + 1)))
     )
-    one = message(batch(1, [(0, 8), (8, 8)]), content=claim(third) + claim(third))
-    assert claimed(file(one, one)) == 4 * third
-    assert claimed(file(one, dictionaries=[words(5, [(0, 8)], claim(third))])) == 3 * third + 5
+    item = message(batch(1, [(0, 8), (8, 8)]), content=claim(third) + claim(third))
+    assert claimed(file(item, item)) == 4 * third
+    assert claimed(file(item, dictionaries=[words(5, [(0, 8)], claim(third))])) == 3 * third + 5
 
 
 def test_a_batch_listed_twice_counts_twice() -> None:
@@ -184,7 +184,7 @@ def test_the_size_of_an_uncompressed_buffer_is_its_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("buffer", "content", "told"),
+    ("buffer", "content", "reason"),
     [
         ((0, 8), claim(-2), "a buffer of -2 bytes"),
         ((-1, 8), claim(1), "a buffer of 8 bytes at -1 of"),
@@ -192,12 +192,14 @@ def test_the_size_of_an_uncompressed_buffer_is_its_bytes() -> None:
         ((0, 7), claim(1), "at least 8 bytes"),
     ],
 )
-def test_an_invalid_buffer_is_rejected(buffer: tuple[int, int], content: bytes, told: str) -> None:
+def test_an_invalid_buffer_is_rejected(
+    buffer: tuple[int, int], content: bytes, reason: str
+) -> None:
     body = file(message(batch(1, [buffer]), content=content))
     assert fault(body).startswith(
         f"the metadata of an Arrow file of {len(body)} bytes cannot be read: "
     )
-    assert told in fault(body)
+    assert reason in fault(body)
 
 
 def test_a_buffer_can_end_at_the_end_of_the_file_and_not_after_it() -> None:
@@ -231,10 +233,10 @@ def test_a_message_is_read_with_and_without_the_continuation_marker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told"), [(3, "version 4"), (5, "version 6"), (V5 + 2**8, "version 261")]
+    ("version", "reason"), [(3, "version 4"), (5, "version 6"), (V5 + 2**8, "version 261")]
 )
-def test_messages_with_another_metadata_version_are_refused(version: int, told: str) -> None:
-    assert f"a message of metadata {told}; version 5 is read" in fault(
+def test_messages_with_another_metadata_version_are_refused(version: int, reason: str) -> None:
+    assert f"a message of metadata {reason}; version 5 is read" in fault(
         file(message(batch(1), version=version))
     )
 
@@ -277,8 +279,8 @@ def test_the_maximum_number_of_batches_is_accepted_and_one_more_is_refused() -> 
     ):
         blocks = [block(0, metadata_bytes)] * dictionaries, [block(0, metadata_bytes)] * records
         arrow_sizes.check_file(ended(front, *blocks))
-        told = fault(ended(front, [*blocks[0], block(0, metadata_bytes)], blocks[1]))
-        assert f"{BLOCKS_MAX + 1} batches; at most {BLOCKS_MAX} are read" in told
+        reason = fault(ended(front, [*blocks[0], block(0, metadata_bytes)], blocks[1]))
+        assert f"{BLOCKS_MAX + 1} batches; at most {BLOCKS_MAX} are read" in reason
 
 
 def test_a_vector_with_more_entries_than_bytes_is_refused() -> None:
@@ -301,8 +303,8 @@ def test_the_footer_must_be_at_the_end_and_can_be_the_whole_file() -> None:
 
 @pytest.mark.parametrize("size", [0, 5, 9, 10])
 def test_a_file_that_is_too_short_for_a_footer_is_refused(size: int) -> None:
-    told = fault((u32(0) + b"ARROW1")[10 - size :])
-    assert told.startswith(
+    message = fault((u32(0) + b"ARROW1")[10 - size :])
+    assert message.startswith(
         f"the metadata of an Arrow file of {size} bytes cannot be read: a number at "
     )
 

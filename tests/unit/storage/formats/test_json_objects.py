@@ -132,9 +132,9 @@ class _Typed:
 
 
 def test_an_integer_is_read_as_float_and_a_decimal_key_as_integer() -> None:
-    found = build(_Typed, b'{"number": 2, "integers": [3], "numbers": {"4": "-Infinity"}}', "x")
-    assert found == _Typed(number=2.0, integers=(3,), numbers={4: -math.inf})
-    assert isinstance(found.number, float)
+    result = build(_Typed, b'{"number": 2, "integers": [3], "numbers": {"4": "-Infinity"}}', "x")
+    assert result == _Typed(number=2.0, integers=(3,), numbers={4: -math.inf})
+    assert isinstance(result.number, float)
 
 
 @pytest.mark.parametrize(
@@ -225,15 +225,15 @@ class _Named:
 
 
 def test_only_the_first_three_invalid_fields_are_described_and_the_rest_counted() -> None:
-    def told(wrong: int) -> str:
+    def error_message(wrong: int) -> str:
         with pytest.raises(CorruptError) as caught:
             build(_Numbers, json.dumps({"n": ["x"] * wrong}).encode(), "it")
         return str(caught.value)
 
     faults = [f"n.{at}: Input should be a valid integer" for at in range(3)]
-    assert told(1000) == f"it is not a _Numbers: {'; '.join(faults)}"
-    assert told(2) == f"it is not a _Numbers: {'; '.join(faults[:2])}"
-    assert told(1001) == "it is not a _Numbers: 1001 fields are wrong"
+    assert error_message(1000) == f"it is not a _Numbers: {'; '.join(faults)}"
+    assert error_message(2) == f"it is not a _Numbers: {'; '.join(faults[:2])}"
+    assert error_message(1001) == "it is not a _Numbers: 1001 fields are wrong"
 
 
 def test_an_error_message_has_at_most_five_hundred_characters() -> None:

@@ -73,12 +73,12 @@ def test_a_file_is_read_back_bit_for_bit_in_every_dtype() -> None:
         tensors[f"t.{dtype}"] = HostTensor(dtype, (3, 5), raw.view(kind).reshape(3, 5))
     tensors["empty"] = HostTensor("BF16", (0, 7), np.empty((0, 7), dtype=np.uint16))
     tensors["scalar"] = HostTensor("F32", (), np.array(0x80000000, dtype=np.uint32))
-    found = from_safetensors(to_safetensors(tensors))
-    assert found.keys() == tensors.keys()
+    loaded = from_safetensors(to_safetensors(tensors))
+    assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
-        assert found[name].bits.dtype == tensor.bits.dtype
-        assert found[name].bits.tobytes() == tensor.bits.tobytes()
+        assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape)
+        assert loaded[name].bits.dtype == tensor.bits.dtype
+        assert loaded[name].bits.tobytes() == tensor.bits.tobytes()
 
 
 def test_the_safetensors_package_reads_our_files_and_we_read_its() -> None:
@@ -108,9 +108,9 @@ def test_header_and_tensors_are_aligned() -> None:
 
 
 def test_tensors_read_are_views_that_cannot_be_written() -> None:
-    found = from_safetensors(to_safetensors(builders.tensors()))["model.weight"].bits
+    loaded = from_safetensors(to_safetensors(builders.tensors()))["model.weight"].bits
     with pytest.raises(ValueError, match="read-only"):
-        found[0, 0] = 1
+        loaded[0, 0] = 1
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def test_tensors_and_files_are_read_back(memory_store: ObjectStore) -> None:
         f"{ID}.config.json",
         f"{ID}.tokenizer.model",
     }
-    found = read_tensors(memory_store, contents)
-    assert found["model.weight"].bits.tolist() == [[1, 2, 3], [4, 5, 6]]
+    loaded = read_tensors(memory_store, contents)
+    assert loaded["model.weight"].bits.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert read_extra_files(memory_store, contents) == {
         "config.json": b"{}",
         "tokenizer.model": b"\x00\x01",
@@ -188,8 +188,8 @@ def test_tensors_share_a_file_up_to_its_size_limit(
     }
     assert len(contents.files) == places[-1] + 1
     assert {
-        name: one.bits.tolist() for name, one in read_tensors(memory_store, contents).items()
-    } == {name: one.bits.tolist() for name, one in tensors.items()}
+        name: item.bits.tolist() for name, item in read_tensors(memory_store, contents).items()
+    } == {name: item.bits.tolist() for name, item in tensors.items()}
 
 
 def test_a_tensor_file_that_the_manifest_does_not_list_is_named(memory_store: ObjectStore) -> None:

@@ -17,9 +17,9 @@ def save(store: ObjectStore, step: int) -> None:
 
 
 def newest_step(store: ObjectStore) -> int:
-    found = checkpoints.newest(store, "solver")
-    assert found is not None
-    return found.step
+    newest = checkpoints.newest(store, "solver")
+    assert newest is not None
+    return newest.step
 
 
 def test_a_saved_checkpoint_is_loaded_unchanged(memory_store: ObjectStore) -> None:
@@ -47,9 +47,9 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(memory_store: Obje
         if key.endswith(".safetensors")
     )
     memory_store.put(data, b"torn")
-    found = checkpoints.newest(memory_store, "solver")
-    assert found is not None
-    assert (found.step, found.state["step"]) == (10, 10)
+    newest = checkpoints.newest(memory_store, "solver")
+    assert newest is not None
+    assert (newest.step, newest.state["step"]) == (10, 10)
     memory_store.put("checkpoints/solver/00000010/manifest.json", b"torn")
     with pytest.raises(CorruptError, match="checkpoints/solver/00000020"):
         checkpoints.newest(memory_store, "solver")

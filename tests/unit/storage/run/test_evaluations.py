@@ -64,7 +64,7 @@ def test_evaluations_are_listed_in_the_order_of_their_versions() -> None:
     run = open_store("memory://evals-order")
     for step in (100, 0, 20):
         evaluations.create(run, evaluation(step))
-    assert [one.versions["solver"] for one in evaluations.read_all(run).readable] == [0, 20, 100]
+    assert [item.versions["solver"] for item in evaluations.read_all(run).readable] == [0, 20, 100]
     assert evaluations.exists(run, {"solver": 20, "verifier": 20})
     assert not evaluations.exists(run, {"solver": 40, "verifier": 40})
     assert evaluations.keys(run, start_after=evaluations.keys(run)[0]) == [
@@ -165,7 +165,7 @@ def test_unreadable_evaluations_are_listed_with_their_reason_beside_the_others()
     run.put(torn, b"not arrow")
     run.put(moved, run.get("evals/solver-00000020_verifier-00000020.arrow"))
     seen = evaluations.read_all(run)
-    assert [one.versions["solver"] for one in seen.readable] == [20]
+    assert [item.versions["solver"] for item in seen.readable] == [20]
     assert list(seen.unreadable) == [torn, moved]
     assert "a evaluation file of 9 bytes" in seen.unreadable[torn]
     assert (

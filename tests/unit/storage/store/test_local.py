@@ -147,7 +147,7 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
     as_ordinary_user(tmp_path, work)
 
 
-def tell_tale(tmp_path: Path) -> tuple[LocalFiles, Path]:
+def recording_files(tmp_path: Path) -> tuple[LocalFiles, Path]:
     """A store with one object, and a folder outside it with one file."""
     store, outside = LocalFiles(tmp_path / "store"), tmp_path / "outside"
     store.write("runs/r/tags/best.json", b"ours")
@@ -168,7 +168,7 @@ def tell_tale(tmp_path: Path) -> tuple[LocalFiles, Path]:
     ],
 )
 def test_a_key_that_leaves_the_store_is_rejected_by_every_method(tmp_path: Path, key: str) -> None:
-    store, outside = tell_tale(tmp_path)
+    store, outside = recording_files(tmp_path)
     verbs: list[Callable[[], object]] = [
         lambda: store.read(key),
         lambda: store.read_part(key, 0, 1),
@@ -190,7 +190,7 @@ def test_a_key_that_leaves_the_store_is_rejected_by_every_method(tmp_path: Path,
 def test_a_symbolic_link_among_the_folders_of_a_store_is_refused_by_name(
     tmp_path: Path, link: str
 ) -> None:
-    store, outside = tell_tale(tmp_path)
+    store, outside = recording_files(tmp_path)
     folder = store.root / link
     shutil.rmtree(folder)
     target = outside if link == "runs/r/tags" else outside / "below"
@@ -219,7 +219,7 @@ def test_a_symbolic_link_among_the_folders_of_a_store_is_refused_by_name(
 def test_an_object_that_is_a_symbolic_link_is_not_read_and_is_replaced_by_a_write(
     tmp_path: Path,
 ) -> None:
-    store, outside = tell_tale(tmp_path)
+    store, outside = recording_files(tmp_path)
     link = store.root / "runs/r/report.html"
     link.symlink_to(outside / "best.json")
     (store.root / "runs/linked").symlink_to(outside)
@@ -236,7 +236,7 @@ def test_an_object_that_is_a_symbolic_link_is_not_read_and_is_replaced_by_a_writ
 
 
 def test_the_root_folder_of_a_store_can_be_a_symbolic_link(tmp_path: Path) -> None:
-    store, _ = tell_tale(tmp_path)
+    store, _ = recording_files(tmp_path)
     (tmp_path / "link").symlink_to(store.root)
     linked = LocalFiles(tmp_path / "link")
     assert linked.read("runs/r/tags/best.json") == b"ours"
@@ -244,7 +244,7 @@ def test_the_root_folder_of_a_store_can_be_a_symbolic_link(tmp_path: Path) -> No
 
 
 def test_a_pipe_in_the_store_is_rejected_without_waiting_for_it(tmp_path: Path) -> None:
-    store, _ = tell_tale(tmp_path)
+    store, _ = recording_files(tmp_path)
     os.mkfifo(store.root / "runs/r/run.json")
     with pytest.raises(CorruptError, match=r"run\.json is a pipe, a socket or a device"):
         store.read("runs/r/run.json")
@@ -253,7 +253,7 @@ def test_a_pipe_in_the_store_is_rejected_without_waiting_for_it(tmp_path: Path) 
 def test_a_socket_in_the_store_is_refused_without_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, _ = tell_tale(tmp_path)
+    store, _ = recording_files(tmp_path)
     monkeypatch.chdir(
         store.root / "runs/r"
     )  # the address of a socket may have about 100 characters
@@ -315,7 +315,7 @@ def test_a_folder_at_the_key_of_a_new_object_is_rejected_without_retries(
 
 
 def test_a_file_at_the_path_of_a_folder_is_refused(tmp_path: Path) -> None:
-    store, _ = tell_tale(tmp_path)
+    store, _ = recording_files(tmp_path)
     (store.root / "runs/r/heartbeats").write_bytes(b"")
     for verb in (
         lambda: store.list("runs/r/heartbeats", ""),

@@ -129,13 +129,13 @@ SORTED: list[tuple[int, str, type[AstraFlowError]]] = [
 def test_each_status_and_code_is_retried_missing_or_permanent(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
-    found = []
+    results = []
     for status, code, _ in SORTED:
         objects, _server = served(answer(status, code))
         with pytest.raises(AstraFlowError) as raised:
             objects.read("a")
-        found.append((status, code, raised.type))
-    assert found == SORTED
+        results.append((status, code, raised.type))
+    assert results == SORTED
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_an_unreachable_server_is_retried_and_missing_credentials_are_permanent(
 def test_errors_name_the_object_and_the_remedy(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
-    def told(status: int, code: str) -> str:
+    def error_message(status: int, code: str) -> str:
         objects, _ = served(answer(status, code))
         with pytest.raises(AstraFlowError) as raised:
             objects.delete("k")
@@ -171,14 +171,14 @@ def test_errors_name_the_object_and_the_remedy(
 
     name = "s3://bucket/root/k at http://host:9000"
     denied = f"access to {name} is denied (AccessDenied); check the profile eu in ~/.aws and the bucket's policy"
-    assert told(403, "AccessDenied") == denied
-    assert told(404, "NoSuchBucket").startswith(
+    assert error_message(403, "AccessDenied") == denied
+    assert error_message(404, "NoSuchBucket").startswith(
         "the bucket bucket at http://host:9000 does not exist; create it"
     )
-    assert told(400, "InvalidArgument").startswith(
+    assert error_message(400, "InvalidArgument").startswith(
         f"the store rejected {name} with status 400 (InvalidArgument): "
     )
-    assert told(503, "SlowDown").startswith(f"a request for {name} failed: ")
+    assert error_message(503, "SlowDown").startswith(f"a request for {name} failed: ")
 
 
 def test_a_commit_is_one_conditional_put_and_a_failed_condition_is_a_conflict(
@@ -329,13 +329,13 @@ def test_the_connection_has_short_timeouts_and_no_retries(
 ) -> None:
     import s3fs
 
-    made: list[dict[str, Any]] = []
+    created: list[dict[str, Any]] = []
 
     class Filesystem:
         retries = 5
 
         def __init__(self, **arguments: Any) -> None:
-            made.append(arguments)
+            created.append(arguments)
 
     monkeypatch.setattr(s3fs, "S3FileSystem", Filesystem)
     monkeypatch.setattr(
@@ -364,4 +364,4 @@ def test_the_connection_has_short_timeouts_and_no_retries(
             "config_kwargs": config,
         },
     }
-    assert made == [expected, {**expected, "endpoint_url": "http://host:9000"}]
+    assert created == [expected, {**expected, "endpoint_url": "http://host:9000"}]

@@ -63,14 +63,14 @@ def test_a_url_without_parameters_is_its_own_address() -> None:
     ],
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(url: str, shown: str) -> None:
-    told = refusal(url)
-    assert shown in told
-    assert SECRET not in told
-    assert "https://…" in told or "credentials belong in AWS_… variables or in a profile" in told
+    error = refusal(url)
+    assert shown in error
+    assert SECRET not in error
+    assert "https://…" in error or "credentials belong in AWS_… variables or in a profile" in error
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("s3:///x", "has no bucket"),
         ("s3://?profile=eu", "has no bucket"),
@@ -86,5 +86,5 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str, shown: str)
         ("file:///x?endpoint=http://h", "takes no parameters"),
     ],
 )
-def test_an_unsupported_url_gives_an_error_of_one_sentence(url: str, told: str) -> None:
-    assert told in refusal(url)
+def test_an_unsupported_url_gives_an_error_of_one_sentence(url: str, message: str) -> None:
+    assert message in refusal(url)

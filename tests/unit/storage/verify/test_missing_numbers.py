@@ -11,9 +11,9 @@ def test_missing_numbers_are_listed_and_beyond_a_hundred_counted() -> None:
         == missing_numbers.gaps([0, 7], 1, 1)
         == Gaps((), 0)
     )
-    found = missing_numbers.gaps([0, 2, 10**15], 0, 10**15 + 1)
-    assert found.first == (1, *range(3, 3 + missing_numbers.LISTED_MAX - 1))
-    assert len(found.first) + found.more == 10**15 - 2
+    result = missing_numbers.gaps([0, 2, 10**15], 0, 10**15 + 1)
+    assert result.first == (1, *range(3, 3 + missing_numbers.LISTED_MAX - 1))
+    assert len(result.first) + result.more == 10**15 - 2
 
 
 def test_numbers_outside_the_range_are_not_requested() -> None:

@@ -98,14 +98,14 @@ def test_data_of_a_version_that_lost_its_manifest_are_no_orphans(
         lost[version] = run.get(weight(version, "manifest.json"))
         run.delete(weight(version, "manifest.json"))
     runs.request_stop(run, Stop("completed", "all steps done", NOW_S))
-    found = orphans.orphans(run, "solver", LATER_S)
+    keys = orphans.orphans(run, "solver", LATER_S)
     assert [
         key
-        for key in found
+        for key in keys
         if key.startswith((layout.weights("solver", 0), layout.weights("solver", 3)))
     ] == []
-    assert {weight(1), weight(NEXT)} <= set(found)  # the next version was never written
-    for key in found:
+    assert {weight(1), weight(NEXT)} <= set(keys)  # the next version was never written
+    for key in keys:
         run.delete(key)
     for version, body in lost.items():
         run.put(weight(version, "manifest.json"), body)
@@ -134,10 +134,10 @@ def test_unfinished_files_of_a_local_store_are_deleted_after_a_day(tmp_path: Pat
         path.write_bytes(b"half")
     for path in (old, elsewhere):
         os.utime(path, (NOW_S, NOW_S - orphans.AGE_S - 60.0))
-    found = orphans.unfinished(run, NOW_S)
-    assert found == {"runs/one/orders/.tmp-old": 4}
+    keys = orphans.unfinished(run, NOW_S)
+    assert keys == {"runs/one/orders/.tmp-old": 4}
     assert old.exists()
-    orphans.remove_unfinished(run, found)
+    orphans.remove_unfinished(run, keys)
     assert (old.exists(), young.exists(), elsewhere.exists()) == (False, True, True)
     assert run.get("orders/00000000.json") == b"whole"
 

@@ -35,11 +35,11 @@ class World:
     now_s: float = 0.0
 
     def publish(self, number: int) -> None:
-        held: LoadedWeights | None = None
+        loaded: LoadedWeights | None = None
         for version in range(number):
             tensors = model(version)
-            held = LoadedWeights(
-                publisher.publish(self.home, "solver", version, tensors, base=held), tensors
+            loaded = LoadedWeights(
+                publisher.publish(self.home, "solver", version, tensors, base=loaded), tensors
             )
 
     def copy_all(self) -> int:
@@ -126,13 +126,15 @@ def test_a_lagging_mirror_is_waited_for_and_then_skipped(world: World) -> None:
     world.publish(2)
     world.copy_all()
     tensors = model(2)
-    held = reader.read(world.home, "solver", 1)
-    publisher.publish(world.home, "solver", 2, tensors, base=held)
+    loaded = reader.read(world.home, "solver", 1)
+    publisher.publish(world.home, "solver", 2, tensors, base=loaded)
     store, at_home, _ = world.near()
     assert manifests.latest(store, "solver", 1) == 1
     world.now_s = LAG_MAX_S + 1
     assert manifests.latest(store, "solver", 1) == 2
-    assert weights_digest(reader.read(store, "solver", 2, held).tensors) == weights_digest(tensors)
+    assert weights_digest(reader.read(store, "solver", 2, loaded).tensors) == weights_digest(
+        tensors
+    )
     assert at_home.weights()["solver"] > sum(
         file.num_bytes for file in manifests.read_manifest(world.home, "solver", 2).files
     )
@@ -210,35 +212,35 @@ def test_the_mirror_service_copies_each_policy_survives_outages_and_counts_bytes
 
     lifetime = ScriptedLifetime(world.home, "mirror", on_wait)
     replication.replicate(lifetime, world.mirror, ["solver", "verifier"])
-    pulse = lifetime.heartbeat
+    heartbeat_writer = lifetime.heartbeat
     assert (
         manifests.latest(world.mirror, "solver"),
         manifests.latest(world.mirror, "verifier"),
     ) == (2, 0)
-    assert pulse.last.versions == {"solver": 2, "verifier": 0}
+    assert heartbeat_writer.last.versions == {"solver": 2, "verifier": 0}
     folder = layout.weights("solver", 0)
     assert (
-        progress_of(pulse.last, MirrorProgress).mirrored_bytes["solver"]
+        progress_of(heartbeat_writer.last, MirrorProgress).mirrored_bytes["solver"]
         > sum(len(world.home.get(key)) for key in world.home.list(folder)) / 2
     )
     assert set(lifetime.waits_s) == {0.0, replication.POLL_INTERVAL_S}
 
 
 def test_a_mirror_reports_the_base_models_it_waits_for(world: World) -> None:
-    said: list[tuple[str, str, str]] = []
+    messages: list[tuple[str, str, str]] = []
 
     def next_look(seconds: float) -> bool:
-        beat = lifetime.heartbeat.last
-        said.append((beat.state, beat.wait_reason, beat.note))
-        if len(said) == 2:
+        heartbeat = lifetime.heartbeat.last
+        messages.append((heartbeat.state, heartbeat.wait_reason, heartbeat.note))
+        if len(messages) == 2:
             world.publish(1)
-        if len(said) == 3:
+        if len(messages) == 3:
             publisher.publish(world.home, "verifier", 0, model(0))
-        return len(said) == 4
+        return len(messages) == 4
 
     lifetime = ScriptedLifetime(world.home, "mirror", next_look)
     replication.replicate(lifetime, world.mirror, ["solver", "verifier"])
-    assert said == [
+    assert messages == [
         ("starting", "", ""),
         ("waiting", "base_model", "waits for the base model of solver, verifier"),
         ("waiting", "base_model", "waits for the base model of verifier"),
@@ -277,7 +279,7 @@ def test_a_mirror_that_falls_further_behind_is_skipped(
     world.publish(1)
     world.copy_all()
     store, *_ = world.near()
-    held = reader.read(store, "solver", 0)
+    loaded = reader.read(store, "solver", 0)
     furthest = 0
     for second in range(1, 41):
         world.now_s = float(second)
@@ -293,28 +295,28 @@ def test_a_mirror_that_falls_further_behind_is_skipped(
         )
         if second % 4 == 0:
             mirror_next(world.home, world.mirror)
-        if found := manifests.newer(store, "solver", held.manifest.version):
-            held = reader.read(store, "solver", found.version, held)
-        furthest = max(furthest, second - held.manifest.version)
+        if result := manifests.newer(store, "solver", loaded.manifest.version):
+            loaded = reader.read(store, "solver", result.version, loaded)
+        furthest = max(furthest, second - loaded.manifest.version)
     assert furthest <= LAG_MAX_S + 2
-    assert held.manifest.version >= 39
+    assert loaded.manifest.version >= 39
 
 
 def test_a_mirror_one_version_behind_is_in_time(world: World) -> None:
     world.publish(1)
     world.copy_all()
     store, at_home, _ = world.near()
-    held = reader.read(store, "solver", 0)
+    loaded = reader.read(store, "solver", 0)
     for second in range(1, 60):
         world.now_s = float(second)
         before = LoadedWeights(
             manifests.read_manifest(world.home, "solver", second - 1), model(second - 1)
         )
         publisher.publish(world.home, "solver", second, model(second), base=before)
-        if found := manifests.newer(store, "solver", held.manifest.version):
-            held = reader.read(store, "solver", found.version, held)
+        if result := manifests.newer(store, "solver", loaded.manifest.version):
+            loaded = reader.read(store, "solver", result.version, loaded)
         mirror_next(world.home, world.mirror)  # directly after the worker's poll
-    assert held.manifest.version == 58
+    assert loaded.manifest.version == 58
     read = sum(
         len(world.home.get(key))
         for key in world.home.list("weights/solver")
@@ -325,24 +327,24 @@ def test_a_mirror_one_version_behind_is_in_time(world: World) -> None:
 
 def test_a_mirror_that_does_not_respond_is_requested_again_only_after_a_pause(world: World) -> None:
     world.publish(3)
-    asked: list[str] = []
+    requested: list[str] = []
 
     class Hangs:
         def read(self, key: str) -> bytes:
-            asked.append(key)
+            requested.append(key)
             raise TransientError("timed out")
 
         def exists(self, key: str) -> bool:
-            asked.append(key)
+            requested.append(key)
             raise TransientError("timed out")
 
     store, *_ = world.near(replace(world.mirror, backend=Hangs()))  # type: ignore[arg-type]
     assert manifests.latest(store, "solver") == 2
     assert weights_digest(reader.fetch(store, "solver", 2)) == weights_digest(model(2))
-    assert len(asked) == 1
+    assert len(requested) == 1
     world.now_s = AWAY_S
     assert manifests.latest(store, "solver") == 2
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
 def test_a_mirror_of_another_run_with_the_same_id_is_refused(world: World) -> None:
@@ -427,12 +429,12 @@ def test_a_lost_bucket_is_waited_for_and_one_that_never_existed_is_refused(
 
 def publish_more(home: ObjectStore, versions: range, anchors: range) -> None:
     """A run whose next version follows the one before the first of `versions`."""
-    held = reader.read(home, "solver", versions[0] - 1)
+    loaded = reader.read(home, "solver", versions[0] - 1)
     for version in versions:
         tensors = model(version)
-        held = LoadedWeights(
+        loaded = LoadedWeights(
             publisher.publish(
-                home, "solver", version, tensors, base=held, anchor=version in anchors
+                home, "solver", version, tensors, base=loaded, anchor=version in anchors
             ),
             tensors,
         )
@@ -466,10 +468,10 @@ def test_an_anchor_is_published_with_its_changes_and_its_whole_tensors_follow_la
             publish_more(world.home, range(4, 6), anchors=range(0))
         return False
 
-    pulse = kept(world, on_wait, last=5).heartbeat
+    heartbeat_writer = kept(world, on_wait, last=5).heartbeat
     assert shown == [(2, False), (3, False), (4, False), (5, False)]
     assert weights_keys(world.mirror) == weights_keys(world.home)
-    assert progress_of(pulse.last, MirrorProgress).mirrored_bytes["solver"] == sum(
+    assert progress_of(heartbeat_writer.last, MirrorProgress).mirrored_bytes["solver"] == sum(
         len(world.home.get(key)) for key in weights_keys(world.home) if int(key.split("/")[2]) >= 3
     )
 
@@ -482,9 +484,11 @@ def test_the_reader_of_an_anchors_predecessor_uses_the_mirror_and_a_new_reader_h
     publish_more(world.home, range(3, 4), anchors=range(3, 4))
     assert mirror_next(world.home, world.mirror) is not None
     store, at_home, _ = world.near()
-    held = reader.read(store, "solver", 2)
+    loaded = reader.read(store, "solver", 2)
     before = at_home.weights()["solver"]
-    assert weights_digest(reader.read(store, "solver", 3, held).tensors) == weights_digest(model(3))
+    assert weights_digest(reader.read(store, "solver", 3, loaded).tensors) == weights_digest(
+        model(3)
+    )
     manifest_bytes = len(world.home.get(layout.manifest(layout.weights("solver", 3))))
     assert at_home.weights()["solver"] - before == manifest_bytes
     store, at_home, _ = world.near()
@@ -511,11 +515,11 @@ def test_an_anchor_retired_before_its_whole_tensors_were_copied_blocks_nothing(
     world.publish(3)
     publish_more(world.home, range(3, 4), anchors=range(3, 4))
     publish_more(world.home, range(4, 6), anchors=range(5, 6))
-    looks = 0
+    polls = 0
 
     def on_wait(seconds: float) -> bool:
-        nonlocal looks
-        looks += 1
+        nonlocal polls
+        polls += 1
         if manifests.latest(world.mirror, "solver") == 5 and not world.home.exists(
             layout.retired("solver", 3)
         ):
@@ -525,7 +529,7 @@ def test_an_anchor_retired_before_its_whole_tensors_were_copied_blocks_nothing(
 
     kept(world, on_wait, last=5)
     assert weights_digest(reader.fetch(world.mirror, "solver", 5)) == weights_digest(model(5))
-    assert looks < 20
+    assert polls < 20
 
 
 def test_a_mirror_unreachable_at_first_completes_its_anchor_later(world: World) -> None:
@@ -555,12 +559,12 @@ def test_anchors_published_by_a_concurrent_mirror_are_completed_too(world: World
     world.publish(3)
     world.copy_all()
     publish_more(world.home, range(3, 6), anchors=range(3, 4))
-    looks = 0
+    polls = 0
 
     def on_wait(seconds: float) -> bool:
-        nonlocal looks
-        looks += 1
-        if looks == 1:
+        nonlocal polls
+        polls += 1
+        if polls == 1:
             mirror_next(world.home, world.mirror)
             mirror_next(world.home, world.mirror)
         return False

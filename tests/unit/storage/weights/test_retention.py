@@ -37,11 +37,11 @@ def model(version: int) -> Mapping[str, HostTensor]:
 @pytest.fixture
 def run(memory_store: ObjectStore) -> ObjectStore:
     """Versions 0 to 29; 0, 10 and 20 are anchors."""
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     for version in range(VERSIONS):
         tensors = model(version)
-        base = held if version % 10 else None
-        held = LoadedWeights(
+        base = loaded if version % 10 else None
+        loaded = LoadedWeights(
             publisher.publish(memory_store, "solver", version, tensors, base=base), tensors
         )
     return memory_store
@@ -52,15 +52,15 @@ def later_s(run: ObjectStore) -> float:
 
 
 def readable(run: ObjectStore) -> list[int]:
-    found = []
+    results = []
     for version in range(VERSIONS):
         try:
             digest = weights_digest(reader.fetch(run, "solver", version))
         except NotFoundError:
             continue
         assert digest == manifests.read_manifest(run, "solver", version).digest
-        found.append(version)
-    return found
+        results.append(version)
+    return results
 
 
 def test_kept_versions_stay_readable_through_whole_chains_and_others_are_retired(
@@ -150,15 +150,15 @@ def test_young_versions_and_those_a_live_worker_may_be_reading_are_kept(
         run, "solver", Retention(last=1, every=0, grace_s=DAY_S), later_s(run) - DAY_S
     )
     assert young.retired == {}
-    pulse = HeartbeatWriter(run, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
-    pulse.update(versions={"solver": 14})
-    with pulse:
+    heartbeat_writer = HeartbeatWriter(run, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
+    heartbeat_writer.update(versions={"solver": 14})
+    with heartbeat_writer:
         pass  # its last heartbeat still counts
-    beat = heartbeats.read_all(run)[0]
-    beat_s = beat.beat_s
+    heartbeat = heartbeats.read_all(run)[0]
+    beat_s = heartbeat.beat_s
     left = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert 15 in left.retired  # a worker that has ended needs nothing
-    builders.put_heartbeat(run, replace(beat, state=ServiceState.WORKING))
+    builders.put_heartbeat(run, replace(heartbeat, state=ServiceState.WORKING))
     held = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert held.kept[14] == held.kept[15] == "a live worker or evaluation has loaded version 14"
     assert sorted(held.retired) == list(range(1, 10))  # 10 to 13 lead to 14
@@ -189,18 +189,18 @@ READERS: list[tuple[ServiceKind, str, dict[str, int], bool]] = [
 def test_versions_in_use_by_live_workers_and_evaluations_are_kept(
     run: ObjectStore,
 ) -> None:
-    found, beat_s = [], later_s(run)
+    results, beat_s = [], later_s(run)
     for kind, state, versions, _ in READERS:
-        beat = builders.heartbeat(
+        heartbeat = builders.heartbeat(
             kind, "one", beat_s=beat_s, started_s=beat_s, state=state, versions=versions
         )
-        builders.put_heartbeat(run, beat)
+        builders.put_heartbeat(run, heartbeat)
         kept = retention.plan(
             run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0
         ).kept
         run.delete(layout.heartbeat(kind, "one"))
-        found.append((kind, state, versions, 14 in kept and 10 in kept))
-    assert found == READERS
+        results.append((kind, state, versions, 14 in kept and 10 in kept))
+    assert results == READERS
 
 
 @pytest.mark.parametrize("kind", ["rollout", "evaluation"])
@@ -228,10 +228,10 @@ def test_an_unreadable_heartbeat_keeps_every_version(run: ObjectStore, kind: str
 def test_the_oldest_version_among_several_readers_is_kept(run: ObjectStore) -> None:
     beat_s = later_s(run)
     for name, version in (("a", 27), ("b", 23), ("c", 25)):
-        beat = builders.heartbeat(
+        heartbeat = builders.heartbeat(
             "evaluation", name, beat_s=beat_s, started_s=beat_s, versions={"solver": version}
         )
-        builders.put_heartbeat(run, beat)
+        builders.put_heartbeat(run, heartbeat)
     kept = retention.plan(
         run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0
     ).kept
@@ -261,12 +261,12 @@ def told_of(run: ObjectStore, version: int) -> str:
 
 def chain(store: ObjectStore) -> ObjectStore:
     """Versions 0 to 7; 0 and 4 are anchors, and version 3 has a merged delta and an unlisted file."""
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     for version in range(8):
         tensors = model(version)
-        held = LoadedWeights(
+        loaded = LoadedWeights(
             publisher.publish(
-                store, "solver", version, tensors, base=held if version % 4 else None
+                store, "solver", version, tensors, base=loaded if version % 4 else None
             ),
             tensors,
         )
@@ -309,9 +309,11 @@ def test_gc_killed_at_any_change_loses_no_kept_version_and_the_next_gc_finishes(
 
 
 def test_a_lagging_reader_with_retired_deltas_continues_from_an_anchor(run: ObjectStore) -> None:
-    held = reader.read(run, "solver", 5)
+    loaded = reader.read(run, "solver", 5)
     retention.retire(run, retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)))
-    assert weights_digest(reader.read(run, "solver", 29, held).tensors) == weights_digest(model(29))
+    assert weights_digest(reader.read(run, "solver", 29, loaded).tensors) == weights_digest(
+        model(29)
+    )
 
 
 def test_gc_killed_between_the_record_and_the_data_is_finished_by_the_next_one(
@@ -381,7 +383,7 @@ def test_the_audit_returns_each_versions_digest_with_two_manifests_in_memory_at_
     alive: list[int] = []
 
     def progress(what: str, share: float) -> None:
-        alive.append(sum(type(one) is Manifest for one in gc.get_objects()))
+        alive.append(sum(type(item) is Manifest for item in gc.get_objects()))
 
     digests = WeightsAudit(run, "solver", Findings()).audit(-1, progress)
     assert digests == {version: weights_digest(model(version)) for version in range(VERSIONS)}
@@ -392,17 +394,20 @@ def test_a_delta_without_changes_is_retired_with_its_update_path(
     memory_store: ObjectStore,
 ) -> None:
     """It has no data files, but is unreadable without its base."""
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     for version in range(12):
         tensors = model(version // 3)  # two of three versions equal the previous one
-        held = LoadedWeights(
+        loaded = LoadedWeights(
             publisher.publish(
-                memory_store, "solver", version, tensors, base=held, anchor=version == 10
+                memory_store, "solver", version, tensors, base=loaded, anchor=version == 10
             ),
             tensors,
         )
-    assert held is not None
-    keep_last, now_s = Retention(last=1, every=0, grace_s=0.0), float(held.manifest.created_s) + 1.0
+    assert loaded is not None
+    keep_last, now_s = (
+        Retention(last=1, every=0, grace_s=0.0),
+        float(loaded.manifest.created_s) + 1.0,
+    )
     retention.retire(memory_store, retention.plan(memory_store, "solver", keep_last, now_s))
     for version in range(1, 10):
         record = unseal(

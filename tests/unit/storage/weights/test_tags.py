@@ -25,10 +25,10 @@ NOW_S = 4e9
 @pytest.fixture
 def run(memory_store: ObjectStore) -> ObjectStore:
     """Versions 0 to 5; 0 and 3 are anchors."""
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     for version in range(6):
-        base = held if version % 3 else None
-        held = LoadedWeights(
+        base = loaded if version % 3 else None
+        loaded = LoadedWeights(
             publisher.publish(memory_store, "solver", version, model(version), base=base),
             model(version),
         )

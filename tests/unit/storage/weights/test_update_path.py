@@ -43,13 +43,13 @@ def models(number: int, *, size: int = 200_000, share: float = 0.01) -> list[dic
     """
     random = np.random.default_rng(7)
     large = random.integers(0, 2**16, size).astype(np.uint16)
-    made = []
+    created = []
     for version in range(number):
         moved = large.copy()
         moved[random.random(size) < share] += random.choice(np.array([1, 65535], dtype=np.uint16))
         large = moved
         small = random.integers(0, 2**16, (30, 10)).astype(np.uint16)
-        made.append(
+        created.append(
             {
                 "large": bf16(large),
                 "small": bf16(small),
@@ -57,26 +57,26 @@ def models(number: int, *, size: int = 200_000, share: float = 0.01) -> list[dic
             }
         )
         if version:
-            made[-1]["fixed"] = made[0]["fixed"]
-    return made
+            created[-1]["fixed"] = created[0]["fixed"]
+    return created
 
 
 def publish(run: ObjectStore, versions: list[dict[str, HostTensor]]) -> list[LoadedWeights]:
-    held: list[LoadedWeights] = []
+    loaded: list[LoadedWeights] = []
     for version, tensors in enumerate(versions):
-        base = held[-1] if held else None
+        base = loaded[-1] if loaded else None
         anchor = version % ANCHOR_EVERY == 0
         manifest = publisher.publish(run, "solver", version, tensors, base=base, anchor=anchor)
-        held.append(LoadedWeights(manifest, tensors))
-    return held
+        loaded.append(LoadedWeights(manifest, tensors))
+    return loaded
 
 
 def bytes_read(
-    run: ObjectStore, version: int, held: LoadedWeights | None
+    run: ObjectStore, version: int, loaded: LoadedWeights | None
 ) -> tuple[int, LoadedWeights]:
     store, counting = counted(run)
-    found = reader.read(store, "solver", version, held)
-    return counting.weights()["solver"], found
+    decoded = reader.read(store, "solver", version, loaded)
+    return counting.weights()["solver"], decoded
 
 
 @pytest.fixture
@@ -121,9 +121,9 @@ def test_the_path_with_the_fewest_bytes_is_taken() -> None:
     merged = [path_delta(8, 0, 50), path_delta(16, 8, 75)]
 
     def path(start: int | None, version: int, *given: PathDelta) -> list[tuple[int | None, int]]:
-        found = update_path.cheapest(given, start, version)
-        assert found is not None
-        return [(each.base, each.version) for each in found]
+        result = update_path.cheapest(given, start, version)
+        assert result is not None
+        return [(each.base, each.version) for each in result]
 
     assert path(3, 6, *deltas, *anchors) == [(3, 4), (4, 5), (5, 6)]
     assert path(6, 17, *deltas, *anchors, *merged) == [(6, 7), (7, 8), (8, 16), (16, 17)]
@@ -139,42 +139,42 @@ def test_the_path_with_the_fewest_bytes_is_taken() -> None:
 def test_the_reader_of_an_anchors_predecessor_does_not_fetch_the_anchor(
     memory_store: ObjectStore,
 ) -> None:
-    held = publish(memory_store, models(22))
-    anchor = held[20].manifest
+    loaded = publish(memory_store, models(22))
+    anchor = loaded[20].manifest
     assert (anchor.kind, anchor.base, anchor.step and anchor.step.base) == ("anchor", None, 19)
     whole, fresh = bytes_read(memory_store, 20, None)
-    little, stepped = bytes_read(memory_store, 20, held[19])
+    little, stepped = bytes_read(memory_store, 20, loaded[19])
     assert little < whole / 10
     assert weights_digest(fresh.tensors) == weights_digest(stepped.tensors) == anchor.digest
-    assert bytes_read(memory_store, 21, held[18])[0] < whole / 10
+    assert bytes_read(memory_store, 21, loaded[18])[0] < whole / 10
 
 
 @pytest.mark.usefixtures("pays")
 def test_a_merged_delta_gives_the_same_bits_in_fewer_bytes(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(20))
-    single, found = bytes_read(memory_store, 19, held[7])
-    assert weights_digest(found.tensors) == held[19].manifest.digest
+    loaded = publish(memory_store, models(20))
+    single, result = bytes_read(memory_store, 19, loaded[7])
+    assert weights_digest(result.tensors) == loaded[19].manifest.digest
     assert compaction.merge(memory_store, "solver", 16, 8)
     assert not compaction.merge(memory_store, "solver", 16, 8)  # they are unchanged
-    merged, found = bytes_read(memory_store, 19, held[7])
-    assert weights_digest(found.tensors) == held[19].manifest.digest
+    merged, result = bytes_read(memory_store, 19, loaded[7])
+    assert weights_digest(result.tensors) == loaded[19].manifest.digest
     assert merged < 0.9 * single
     for other in (6, 8, 9, 15):
         assert (
-            weights_digest(reader.read(memory_store, "solver", 18, held[other]).tensors)
-            == held[18].manifest.digest
+            weights_digest(reader.read(memory_store, "solver", 18, loaded[other]).tensors)
+            == loaded[18].manifest.digest
         )
 
 
 @pytest.mark.usefixtures("pays")
 def test_a_merged_delta_can_span_an_anchor(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(25))
+    loaded = publish(memory_store, models(25))
     assert compaction.merge(memory_store, "solver", 24, 16)
     merged = manifests.read_merged(memory_store, "solver", 24, 16)
-    found = update_path.apply_path(
-        memory_store, held[24].manifest, [update_path.merged_path_delta(merged)], held[16]
+    decoded = update_path.apply_path(
+        memory_store, loaded[24].manifest, [update_path.merged_path_delta(merged)], loaded[16]
     )
-    assert weights_digest(found.tensors) == held[24].manifest.digest
+    assert weights_digest(decoded.tensors) == loaded[24].manifest.digest
 
 
 @pytest.mark.usefixtures("pays")
@@ -218,20 +218,20 @@ def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(
         },  # and changed
     ]
     steps += [steps[-1]] * (MERGED_SPAN + 1 - len(steps))
-    held = publish(memory_store, steps)
+    loaded = publish(memory_store, steps)
     for version in range(1, MERGED_SPAN + 1):
         for base in range(version):
-            found = reader.read(memory_store, "solver", version, held[base])
-            assert weights_digest(found.tensors) == held[version].manifest.digest
+            decoded = reader.read(memory_store, "solver", version, loaded[base])
+            assert weights_digest(decoded.tensors) == loaded[version].manifest.digest
             assert (
-                weights_digest(held[base].tensors) == held[base].manifest.digest
+                weights_digest(loaded[base].tensors) == loaded[base].manifest.digest
             )  # the loaded arrays are unchanged
     assert compaction.merge(memory_store, "solver", MERGED_SPAN, 0)
     merged = manifests.read_merged(memory_store, "solver", MERGED_SPAN, 0)
-    found = update_path.apply_path(
-        memory_store, held[-1].manifest, [update_path.merged_path_delta(merged)], held[0]
+    decoded = update_path.apply_path(
+        memory_store, loaded[-1].manifest, [update_path.merged_path_delta(merged)], loaded[0]
     )
-    assert weights_digest(found.tensors) == held[-1].manifest.digest
+    assert weights_digest(decoded.tensors) == loaded[-1].manifest.digest
     files = {name: bool(info.file) for name, info in merged.step.tensors.items()}
     assert files == {"a": True, "b": False, "back": False, "new": True, "late": True}
 
@@ -245,15 +245,15 @@ def test_deltas_that_change_most_elements_are_merged(memory_store: ObjectStore) 
             np.uint16
         )  # most elements change, by small values
         crowded.append({"w": bf16(bits)})
-    held = publish(memory_store, crowded)
-    assert [one.manifest.kind for one in held[1:]] == ["delta"] * 8
+    loaded = publish(memory_store, crowded)
+    assert [item.manifest.kind for item in loaded[1:]] == ["delta"] * 8
     assert compaction.merge(memory_store, "solver", 8, 0)
     delta = update_path.merged_path_delta(manifests.read_merged(memory_store, "solver", 8, 0))
     assert (
         weights_digest(
-            update_path.apply_path(memory_store, held[8].manifest, [delta], held[0]).tensors
+            update_path.apply_path(memory_store, loaded[8].manifest, [delta], loaded[0]).tensors
         )
-        == held[8].manifest.digest
+        == loaded[8].manifest.digest
     )
 
 
@@ -267,7 +267,7 @@ def test_small_deltas_are_not_merged(memory_store: ObjectStore) -> None:
 def test_invalid_merged_deltas_are_skipped_and_reported_by_the_audit(
     memory_store: ObjectStore,
 ) -> None:
-    held = publish(memory_store, models(18))
+    loaded = publish(memory_store, models(18))
     assert compaction.merge(memory_store, "solver", 16, 8)
     merged = manifests.read_merged(memory_store, "solver", 16, 8)
     key = f"{layout.weights('solver', 16)}/{merged.step.files[0].name}"
@@ -275,14 +275,14 @@ def test_invalid_merged_deltas_are_skipped_and_reported_by_the_audit(
     body[-50] ^= 1
     memory_store.put(key, bytes(body))
     assert (
-        weights_digest(reader.read(memory_store, "solver", 17, held[6]).tensors)
-        == held[17].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 17, loaded[6]).tensors)
+        == loaded[17].manifest.digest
     )
     assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 16)]
     memory_store.put(layout.merged_delta("solver", 16, 8), b"{}")
     assert (
-        weights_digest(reader.read(memory_store, "solver", 17, held[6]).tensors)
-        == held[17].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 17, loaded[6]).tensors)
+        == loaded[17].manifest.digest
     )
     assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 16)]
 
@@ -305,11 +305,11 @@ def test_the_audit_checks_every_update_path_from_a_shared_version(
 
 @pytest.mark.usefixtures("pays")
 def test_the_audit_checks_every_update_path_to_a_version(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(25))
+    loaded = publish(memory_store, models(25))
     assert compaction.merge(memory_store, "solver", 24, 16)
     assert compaction.merge(memory_store, "solver", 8, 0)
     assert audited(memory_store) == []
-    anchor = held[20].manifest
+    anchor = loaded[20].manifest
     assert anchor.step is not None
     for file in (anchor.files[0], anchor.step.files[0]):
         key = f"{layout.weights('solver', 20)}/{file.name}"
@@ -322,23 +322,23 @@ def test_the_audit_checks_every_update_path_to_a_version(memory_store: ObjectSto
 def test_a_worker_far_behind_starts_from_an_anchor(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = publish(memory_store, models(6, size=2000))
+    loaded = publish(memory_store, models(6, size=2000))
     monkeypatch.setattr(reader, "LAG_VERSIONS_MAX", 3)
     assert (
-        weights_digest(reader.read(memory_store, "solver", 5, held[0]).tensors)
-        == held[5].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 5, loaded[0]).tensors)
+        == loaded[5].manifest.digest
     )
-    assert reader.read(memory_store, "solver", 5, held[5]) is held[5]
+    assert reader.read(memory_store, "solver", 5, loaded[5]) is loaded[5]
 
 
 def test_a_missing_version_leads_to_the_anchor_or_to_a_clear_error(
     memory_store: ObjectStore,
 ) -> None:
-    held = publish(memory_store, models(24))
+    loaded = publish(memory_store, models(24))
     memory_store.delete(layout.manifest(layout.weights("solver", 19)))
     assert (
-        weights_digest(reader.read(memory_store, "solver", 22, held[17]).tensors)
-        == held[22].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 22, loaded[17]).tensors)
+        == loaded[22].manifest.digest
     )
     memory_store.delete(layout.manifest(layout.weights("solver", 20)))
     with pytest.raises(
@@ -347,13 +347,13 @@ def test_a_missing_version_leads_to_the_anchor_or_to_a_clear_error(
     ):
         reader.read(memory_store, "solver", 22)
     with pytest.raises(NotFoundError):
-        reader.read(memory_store, "solver", 24, held[23])
+        reader.read(memory_store, "solver", 24, loaded[23])
 
 
 def test_the_newest_version_is_found_from_any_older_one(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(12, size=100))
+    loaded = publish(memory_store, models(12, size=100))
     for than in range(11):
-        assert manifests.newer(memory_store, "solver", than) == held[-1].manifest
+        assert manifests.newer(memory_store, "solver", than) == loaded[-1].manifest
     assert manifests.newer(memory_store, "solver", 11) is None
 
 
@@ -364,15 +364,20 @@ def test_only_unused_memory_of_a_version_is_reused(
     previous one.
     """
     published = publish(memory_store, models(25, size=5000))
-    held, spare = reader.read(memory_store, "solver", 0), None
+    loaded, spare = reader.read(memory_store, "solver", 0), None
     places: set[int] = set()
     for version in [*range(1, 9), 11, 15, 16, 17, 18, 19, 20, 21, 24]:
         read = reader.read(
-            memory_store, "solver", version, held, manifest=published[version].manifest, spare=spare
+            memory_store,
+            "solver",
+            version,
+            loaded,
+            manifest=published[version].manifest,
+            spare=spare,
         )
         assert weights_digest(read.tensors) == published[version].manifest.digest
-        assert weights_digest(held.tensors) == held.manifest.digest
-        held, spare = read, held
+        assert weights_digest(loaded.tensors) == loaded.manifest.digest
+        loaded, spare = read, loaded
         places.add(read.tensors["large"].bits.ctypes.data)
     assert len(places) == 2
 
@@ -387,10 +392,10 @@ def test_tensors_that_share_memory_do_not_get_the_same_buffer_twice(
         {"a": bf16(start + 2 + number), "b": bf16(start + 7)} for number in range(5)
     ]  # untied, b unchanged
     published = publish(memory_store, steps)
-    held, spare = reader.read(memory_store, "solver", 0), None
+    loaded, spare = reader.read(memory_store, "solver", 0), None
     for version in range(1, len(steps)):
-        held, spare = reader.read(memory_store, "solver", version, held, spare=spare), held
-        assert weights_digest(held.tensors) == published[version].manifest.digest
+        loaded, spare = reader.read(memory_store, "solver", version, loaded, spare=spare), loaded
+        assert weights_digest(loaded.tensors) == published[version].manifest.digest
         assert weights_digest(spare.tensors) == spare.manifest.digest
 
 
@@ -415,13 +420,13 @@ def test_non_contiguous_memory_is_read_correctly_and_not_reused(
     memory_store: ObjectStore, which: str
 ) -> None:
     tensors = {"a": full(1)}
-    held = LoadedWeights(publisher.publish(memory_store, "solver", 0, tensors), tensors)
-    publisher.publish(memory_store, "solver", 1, bumped(tensors), base=held)
-    turned = LoadedWeights(held.manifest, {"a": bf16(np.asfortranarray(full(1).bits))})
-    found = reader.read(
-        memory_store, "solver", 1, *([turned] if which == "held" else [held]), spare=turned
+    loaded = LoadedWeights(publisher.publish(memory_store, "solver", 0, tensors), tensors)
+    publisher.publish(memory_store, "solver", 1, bumped(tensors), base=loaded)
+    turned = LoadedWeights(loaded.manifest, {"a": bf16(np.asfortranarray(full(1).bits))})
+    decoded = reader.read(
+        memory_store, "solver", 1, *([turned] if which == "held" else [loaded]), spare=turned
     )
-    assert weights_digest(found.tensors) == found.manifest.digest
+    assert weights_digest(decoded.tensors) == decoded.manifest.digest
     assert (turned.tensors["a"].bits == 1).all()
 
 
@@ -429,27 +434,27 @@ def test_an_array_that_is_spare_twice_or_in_use_is_not_reused_twice(
     memory_store: ObjectStore,
 ) -> None:
     tensors = {name: full(number) for number, name in enumerate("abc")}
-    held = LoadedWeights(publisher.publish(memory_store, "solver", 0, tensors), tensors)
-    publisher.publish(memory_store, "solver", 1, bumped(tensors), base=held)
+    loaded = LoadedWeights(publisher.publish(memory_store, "solver", 0, tensors), tensors)
+    publisher.publish(memory_store, "solver", 1, bumped(tensors), base=loaded)
     array = np.empty((60, 50), dtype=np.uint16)
-    for bits in ([array] * 3, [tensor.bits for tensor in held.tensors.values()]):
-        spare = LoadedWeights(held.manifest, dict(zip("abc", map(bf16, bits), strict=True)))
-        found = reader.read(memory_store, "solver", 1, held, spare=spare)
-        assert weights_digest(found.tensors) == found.manifest.digest
-        assert weights_digest(held.tensors) == held.manifest.digest
+    for bits in ([array] * 3, [tensor.bits for tensor in loaded.tensors.values()]):
+        spare = LoadedWeights(loaded.manifest, dict(zip("abc", map(bf16, bits), strict=True)))
+        decoded = reader.read(memory_store, "solver", 1, loaded, spare=spare)
+        assert weights_digest(decoded.tensors) == decoded.manifest.digest
+        assert weights_digest(loaded.tensors) == loaded.manifest.digest
 
 
 def test_only_missing_digests_are_computed(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (held,) = publish(memory_store, models(1, size=100))
-    digests = {name: info.digest for name, info in held.manifest.tensors.items()}
+    (loaded,) = publish(memory_store, models(1, size=100))
+    digests = {name: info.digest for name, info in loaded.manifest.tensors.items()}
     monkeypatch.setattr(delta_applier, "digest", lambda tensor: "computed")
-    applier = DeltaApplier(held.tensors, digests)
+    applier = DeltaApplier(loaded.tensors, digests)
     assert applier.digests() == digests
     whole = FileInfo("whole", 0, ""), {"new": bf16(np.arange(3, dtype=np.uint16))}
     infos = {
-        "small": replace(held.manifest.tensors["small"], file="", source="small"),
+        "small": replace(loaded.manifest.tensors["small"], file="", source="small"),
         "new": TensorInfo(dtype="BF16", shape=(3,), digest="", file="whole"),
     }
     applier.apply("here", infos, [whole], with_digests=True)
@@ -457,47 +462,48 @@ def test_only_missing_digests_are_computed(
 
 
 def test_a_missing_version_does_not_hide_later_ones(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(43, size=2000))
+    loaded = publish(memory_store, models(43, size=2000))
     for key in memory_store.list(layout.weights("solver", 21)):
         memory_store.delete(key)
-    assert manifests.newer(memory_store, "solver", 20) == held[42].manifest
+    assert manifests.newer(memory_store, "solver", 20) == loaded[42].manifest
     assert (
-        weights_digest(reader.read(memory_store, "solver", 42, held[20]).tensors)
-        == held[42].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 42, loaded[20]).tensors)
+        == loaded[42].manifest.digest
     )
 
 
 @pytest.mark.usefixtures("pays")
 def test_an_intact_update_path_is_found_around_any_damage(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(24))
+    loaded = publish(memory_store, models(24))
     assert compaction.merge(memory_store, "solver", 16, 8)
     merged = manifests.read_merged(memory_store, "solver", 16, 8)
-    anchor = held[20].manifest
+    anchor = loaded[20].manifest
     spoil(
         memory_store, f"{layout.weights('solver', 20)}/{anchor.files[0].name}"
     )  # an older anchor and this one's delta are intact
     assert (
-        weights_digest(reader.read(memory_store, "solver", 22).tensors) == held[22].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 22).tensors)
+        == loaded[22].manifest.digest
     )
-    spoil(memory_store, f"{layout.weights('solver', 0)}/{held[0].manifest.files[0].name}")
+    spoil(memory_store, f"{layout.weights('solver', 0)}/{loaded[0].manifest.files[0].name}")
     assert (
-        weights_digest(reader.read(memory_store, "solver", 22, held[21]).tensors)
-        == held[22].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 22, loaded[21]).tensors)
+        == loaded[22].manifest.digest
     )
     merged_key = f"{layout.weights('solver', 16)}/{merged.step.files[0].name}"
     spoil(memory_store, merged_key)  # and no anchor is left: the single deltas are
     assert (
-        weights_digest(reader.read(memory_store, "solver", 17, held[7]).tensors)
-        == held[17].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 17, loaded[7]).tensors)
+        == loaded[17].manifest.digest
     )
     spoil(memory_store, merged_key)  # repaired
     memory_store.put(layout.manifest(layout.weights("solver", 12)), b"{}")
     assert (
-        weights_digest(reader.read(memory_store, "solver", 17, held[7]).tensors)
-        == held[17].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 17, loaded[7]).tensors)
+        == loaded[17].manifest.digest
     )
-    told = r"version 22 of solver cannot be read, whose chain is 22 ← 21 ← 20: .*00000020.*put the object back"
-    with pytest.raises(CorruptError, match=told):
+    message = r"version 22 of solver cannot be read, whose chain is 22 ← 21 ← 20: .*00000020.*put the object back"
+    with pytest.raises(CorruptError, match=message):
         reader.read(memory_store, "solver", 22)
 
 
@@ -506,13 +512,14 @@ def test_an_anchor_with_whole_tensors_in_its_delta_is_correct_on_both_paths(
 ) -> None:
     versions = models(21, size=3000)
     versions[20] = {**versions[20], "new": bf16(np.arange(7, dtype=np.uint16))}
-    held = publish(memory_store, versions)
-    assert held[20].manifest.step is not None
+    loaded = publish(memory_store, versions)
+    assert loaded[20].manifest.step is not None
     assert (
-        weights_digest(reader.read(memory_store, "solver", 20).tensors) == held[20].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 20).tensors)
+        == loaded[20].manifest.digest
     )
-    little, read = bytes_read(memory_store, 20, held[19])
-    assert weights_digest(read.tensors) == held[20].manifest.digest
+    little, read = bytes_read(memory_store, 20, loaded[19])
+    assert weights_digest(read.tensors) == loaded[20].manifest.digest
     assert little < bytes_read(memory_store, 20, None)[0]
     assert audited(memory_store) == []
 

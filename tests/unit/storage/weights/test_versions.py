@@ -21,9 +21,9 @@ from tests.support.stores.stranger import sealed
 
 def test_a_published_version_is_fetched_bit_for_bit(memory_store: ObjectStore) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors(4))
-    found = reader.fetch(memory_store, "solver", 0)
-    assert found["model.weight"].bits.tolist() == [[4, 5, 6], [7, 8, 9]]
-    assert weights_digest(found) == weights_digest(builders.tensors(4))
+    loaded = reader.fetch(memory_store, "solver", 0)
+    assert loaded["model.weight"].bits.tolist() == [[4, 5, 6], [7, 8, 9]]
+    assert weights_digest(loaded) == weights_digest(builders.tensors(4))
 
 
 def test_the_manifest_names_parent_batch_and_digests(memory_store: ObjectStore) -> None:
@@ -55,12 +55,14 @@ def test_the_manifest_has_the_share_of_changed_elements(memory_store: ObjectStor
             str(size): HostTensor("BF16", (size,), np.arange(size, dtype=np.uint16))
             for size in sizes
         }
-        held = LoadedWeights(publisher.publish(memory_store, policy, 0, old), old)
+        loaded = LoadedWeights(publisher.publish(memory_store, policy, 0, old), old)
         new = {
-            name: HostTensor("BF16", one.shape, one.bits + (one.bits == 0))
-            for name, one in old.items()
+            name: HostTensor("BF16", item.shape, item.bits + (item.bits == 0))
+            for name, item in old.items()
         }
-        return publisher.publish(memory_store, policy, 1, new, base=held).metrics["weights/changed"]
+        return publisher.publish(memory_store, policy, 1, new, base=loaded).metrics[
+            "weights/changed"
+        ]
 
     assert share("one", 1000) == 1 / 1000
     assert share("two", 1000, 600) == 2 / 1600
@@ -242,10 +244,10 @@ def test_a_version_published_between_two_probes_is_not_reported_as_missing(
             return getattr(memory_store.backend, verb)
 
         def exists(self, key: str) -> bool:
-            found = memory_store.backend.exists(key)
+            result = memory_store.backend.exists(key)
             if "00000001" in key:
                 put_manifests(memory_store, [1, 2])
-            return found
+            return result
 
     put_manifests(memory_store, [0])
     assert manifests.latest(replace(memory_store, backend=Publishes()), "solver") == 2

@@ -40,12 +40,12 @@ class Reported(list[tuple[str, float]]):
 def test_the_first_use_builds_and_the_second_reads(local_store: ObjectStore):
     first, second = Reported(), Reported()
     built = ensure_base_model(local_store, TINY, first)
-    found = ensure_base_model(local_store, TINY, second)
+    result = ensure_base_model(local_store, TINY, second)
     assert first[-1] == ("adding bad habits", 1.0)
     assert second == []
-    assert built.digest == found.digest == weights_digest(found.tensors)
-    assert {tensor.dtype for tensor in found.tensors.values()} == {"BF16"}
-    assert set(found.files) == set(model_files(SMALL))
+    assert built.digest == result.digest == weights_digest(result.tensors)
+    assert {tensor.dtype for tensor in result.tensors.values()} == {"BF16"}
+    assert set(result.files) == set(model_files(SMALL))
 
 
 def test_the_build_key_depends_on_every_recipe_field_and_the_format(
@@ -65,16 +65,16 @@ def test_the_first_of_two_builders_wins(local_store: ObjectStore):
     """A concurrent builder stores its model while this one is still building: both then use the
     stored one.
     """
-    rival, _ = build(SMALL.model_copy(update={"seed": 9}), Reported())
+    competitor, _ = build(SMALL.model_copy(update={"seed": 9}), Reported())
 
     def rival_finishes(stage: str, share: float) -> None:
         if (stage, share) == ("adding bad habits", 1.0):
-            save_model(local_store, build_digest(SMALL), rival, model_files(SMALL), {})
+            save_model(local_store, build_digest(SMALL), competitor, model_files(SMALL), {})
 
     mine = ensure_base_model(local_store, TINY, rival_finishes)
     assert (
         mine.digest
-        == weights_digest(rival)
+        == weights_digest(competitor)
         == weights_digest(load_model(local_store, build_digest(SMALL))[0])
     )
 

@@ -262,11 +262,11 @@ def test_each_failed_download_from_the_hub_is_a_configuration_error(
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
-    told: list[str] = []
+    messages: list[str] = []
 
     def progress(stage: str, share: float) -> None:
-        told.append(stage)
-        assert len(told) < 100, "it waits for what has ended"
+        messages.append(stage)
+        assert len(messages) < 100, "it waits for what has ended"
 
     with pytest.raises(
         ConfigError,

@@ -14,16 +14,16 @@ def quintic(x: float) -> float:
 
 def test_singular_values_follow_the_quintic_and_directions_are_kept():
     # diag(3, 4) / ‖·‖ = diag(0.6, 0.8): a diagonal matrix stays diagonal.
-    made = orthogonalized(torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]))
+    result = orthogonalized(torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]))
     expected = torch.tensor([[[quintic(0.6), 0.0], [0.0, quintic(0.8)]]])
-    torch.testing.assert_close(made, expected)
+    torch.testing.assert_close(result, expected)
 
 
 def test_a_stack_of_matrices_gives_the_results_of_single_ones():
     torch.manual_seed(0)
     many = torch.randn(3, 4, 7)
     torch.testing.assert_close(
-        orthogonalized(many), torch.cat([orthogonalized(one[None]) for one in many])
+        orthogonalized(many), torch.cat([orthogonalized(item[None]) for item in many])
     )
 
 

@@ -120,9 +120,9 @@ def test_iterations_equal_those_of_plain_optimizers_with_clipped_gradients(
         for _ in range(4 * 3)
     ]
     model, plain = tiny_model().double(), tiny_model().double()
-    for one in (model, plain):
+    for item in (model, plain):
         with torch.no_grad():
-            for parameter in one.parameters():
+            for parameter in item.parameters():
                 parameter.mul_(3.0)
     phase = TrainingPhase(
         name="p", examples=iter(examples), iterations=4, lr=1e-2, muon_lr=muon_lr, warmup_iterations=2, decay_share=0.5, final_factor=0.1,
@@ -211,5 +211,5 @@ def test_the_same_seed_gives_the_same_bits():
             warm_up(model, phases(), 9, lambda *_: None)
     finally:
         torch.set_num_threads(threads)
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for item, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(item, other)

@@ -111,9 +111,9 @@ def test_habits_have_their_probabilities():
 
 def exchanges(habits: Habits, count: int) -> list[tuple[str, str]]:
     """Prompt and answer of demonstrations, as text without roles."""
-    made = []
+    created = []
     for example in islice(demonstrations(habits, 0), count):
         start = int(np.flatnonzero(example.weights)[0])
         prompt, answer = example.tokens[:start].tolist(), example.tokens[start:].tolist()
-        made.append((tokenizer().decode(prompt), tokenizer().decode(answer)))
-    return made
+        created.append((tokenizer().decode(prompt), tokenizer().decode(answer)))
+    return created

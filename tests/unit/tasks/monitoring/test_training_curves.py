@@ -8,12 +8,12 @@ from tests.support.runs.small_run import SmallRun
 
 
 def two_steps(name: str) -> SmallRun:
-    made = SmallRun(name)
-    made.version("solver", 0)
+    small_run = SmallRun(name)
+    small_run.version("solver", 0)
     for step in (1, 2):
-        made.batch("solver", step, reward__mean=0.25 * step)
-        made.version("solver", step, loss=float(step), tokens=6.0)
-    return made
+        small_run.batch("solver", step, reward__mean=0.25 * step)
+        small_run.version("solver", step, loss=float(step), tokens=6.0)
+    return small_run
 
 
 def of_step(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -45,20 +45,20 @@ def test_curves_have_a_gap_where_no_metric_exists() -> None:
 
 
 def test_a_point_with_a_damaged_batch_keeps_the_metrics_of_the_manifest() -> None:
-    made = two_steps("history-damaged")
-    made.run.put("batches/solver/00000002.arrow", b"damage")
-    step = read_step(made.run, "solver", 2)
+    small_run = two_steps("history-damaged")
+    small_run.run.put("batches/solver/00000002.arrow", b"damage")
+    step = read_step(small_run.run, "solver", 2)
     assert step is not None
     assert of_step(step.metrics) == {"trainer/loss": 2.0, "trainer/tokens": 6.0}
 
 
 def test_a_batch_without_a_version_is_a_point_without_training_metrics() -> None:
-    made = two_steps("history-ahead")
-    made.batch("solver", 3, reward__mean=0.9)
-    step = read_step(made.run, "solver", 3)
+    small_run = two_steps("history-ahead")
+    small_run.batch("solver", 3, reward__mean=0.9)
+    step = read_step(small_run.run, "solver", 3)
     assert step is not None
     assert step.metrics == {"dataflow/reward/mean": 0.9}
-    assert [one.number for one in read_steps(made.run, "solver", range(1, 10))] == [1, 2]
+    assert [item.number for item in read_steps(small_run.run, "solver", range(1, 10))] == [1, 2]
 
 
 def test_a_long_history_is_sampled_with_both_ends() -> None:

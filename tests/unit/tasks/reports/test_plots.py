@@ -95,7 +95,7 @@ def test_foreign_names_are_escaped() -> None:
 
 def test_the_bars_of_a_histogram_are_as_high_as_their_counts() -> None:
     svg = histogram({"solver": {0: 5, 2: 10}}, x_label="age", y_label="sequences", colors=[0])
-    heights = [float(found) for found in re.findall(r'height="([\d.]+)"><title>solver', svg)]
+    heights = [float(match) for match in re.findall(r'height="([\d.]+)"><title>solver', svg)]
     assert heights == [93.0, 186.0]
     assert {"solver, 0: 5", "solver, 2: 10"} <= set(texts(svg))
 

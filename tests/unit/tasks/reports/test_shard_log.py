@@ -23,12 +23,12 @@ def played(
 
 
 def test_the_log_counts_sampled_tokens_and_skips_orders_without_a_readable_shard() -> None:
-    made = SmallRun("shard-log")
+    small_run = SmallRun("shard-log")
     for number in range(3):
-        made.order(number)
-    made.shard(0)
-    made.run.put("shards/00000002.arrow", b"damage")
-    log = read_shard_log(made.run)
+        small_run.order(number)
+    small_run.shard(0)
+    small_run.run.put("shards/00000002.arrow", b"damage")
+    log = read_shard_log(small_run.run)
     assert log.num_orders == 3
     (only,) = log.played
     assert (only.order, only.worker, only.tokens, only.episodes, only.failed) == (

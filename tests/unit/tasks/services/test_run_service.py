@@ -41,8 +41,8 @@ def test_a_config_error_fails_the_run_immediately_with_its_message(
     assert stop is not None
     assert stop.state == "failed"
     assert stop.reason == "trainer-nobody: run r has no policy 'nobody'; it has solver, verifier"
-    (beat,) = heartbeats.read_all(run)
-    assert (beat.kind, beat.id, beat.attempt, beat.state) == (
+    (heartbeat,) = heartbeats.read_all(run)
+    assert (heartbeat.kind, heartbeat.id, heartbeat.attempt, heartbeat.state) == (
         "trainer",
         "trainer-nobody",
         0,
@@ -73,8 +73,8 @@ def test_a_service_of_a_stopped_run_returns_with_the_heartbeat_state_done(
 ) -> None:
     runs.request_stop(run, Stop("cancelled", "enough", 1.0))
     assert run_service.run_evaluation("r", "evaluation", 3) is None
-    (beat,) = heartbeats.read_all(run)
-    assert (beat.id, beat.attempt, beat.state) == ("evaluation", 3, "done")
+    (heartbeat,) = heartbeats.read_all(run)
+    assert (heartbeat.id, heartbeat.attempt, heartbeat.state) == ("evaluation", 3, "done")
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_a_window_of_the_dataflow_ends_after_its_share_of_tasks(
 ) -> None:
     monkeypatch.setattr(parallel_ingest, "TASKS_PER_WINDOW_MAX", 0)
     assert run_service.run_dataflow_window("r", "dataflow", 0) == "full"
-    (beat,) = heartbeats.read_all(run)
-    assert (beat.state, beat.note) == ("done", "the next window begins")
+    (heartbeat,) = heartbeats.read_all(run)
+    assert (heartbeat.state, heartbeat.note) == ("done", "the next window begins")
 
 
 def test_a_worker_returns_after_the_last_shard_of_its_run(run: ObjectStore) -> None:
@@ -120,8 +120,8 @@ def test_a_worker_returns_after_the_last_shard_of_its_run(run: ObjectStore) -> N
     deadline.start()
     assert run_service.run_rollout("r", "rollout-us-east-0", 0, "us-east") is None
     deadline.cancel()
-    (beat,) = heartbeats.read_all(run)
-    assert (beat.state, beat.note) == ("done", "the dataflow needs no further shard")
+    (heartbeat,) = heartbeats.read_all(run)
+    assert (heartbeat.state, heartbeat.note) == ("done", "the dataflow needs no further shard")
 
 
 @pytest.mark.parametrize("state", [None, "completed"])

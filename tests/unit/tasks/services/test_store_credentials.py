@@ -30,14 +30,14 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Blocks]:
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             place, _, name = self.path.partition("?")[0].rpartition("/")
-            found = (
+            result = (
                 place == "/api/block_types/slug/secret/block_documents/name"
                 and name in served.values
             )
             body = json.dumps(
-                _document(served.values[name]) if found else {"detail": "Block document not found"}
+                _document(served.values[name]) if result else {"detail": "Block document not found"}
             ).encode()
-            self.send_response(200 if found else 404)
+            self.send_response(200 if result else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -124,8 +124,8 @@ def test_other_than_aws_variables_are_refused_without_showing_their_values(block
 
 
 def test_a_json_object_is_refused_because_prefect_shows_its_values(blocks: Blocks) -> None:
-    said = refusal(blocks, {"AWS_SECRET_ACCESS_KEY": SECRET})
-    assert "holds an object, whose keys Prefect shows to everybody; store it as text" in said
+    error = refusal(blocks, {"AWS_SECRET_ACCESS_KEY": SECRET})
+    assert "holds an object, whose keys Prefect shows to everybody; store it as text" in error
 
 
 @pytest.mark.parametrize(

@@ -64,15 +64,15 @@ def test_a_work_queue_created_concurrently_by_another_run_is_retried(
 def test_a_member_is_launched_into_its_work_queue(
     queue: str, sent: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, str | None]] = []
+    requested: list[tuple[str, str | None]] = []
 
     async def run_deployment(name: str, *, work_queue_name: str | None, **_: Any) -> FlowRun:
-        asked.append((name, work_queue_name))
+        requested.append((name, work_queue_name))
         return FlowRun(flow_id=uuid4(), parameters={"attempt": 3}, state=Scheduled())
 
     monkeypatch.setattr(launcher, "arun_deployment", run_deployment)
     launched = asyncio.run(launcher.PrefectLauncher("r").launch(replace(WORKER, queue=queue), 3))
-    assert asked == [("rollout/x", sent)]
+    assert requested == [("rollout/x", sent)]
     assert launched is not None
     assert (launched.attempt, launched.phase) == (3, FlowRunPhase.SCHEDULED)
 
@@ -111,12 +111,12 @@ def test_an_impossible_deployment_name_is_refused_by_name(monkeypatch: pytest.Mo
 def test_a_flow_run_that_has_not_started_is_cancelled_immediately(
     phase: FlowRunPhase, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def set_state(flow_run_id: UUID, wanted: State[Any], force: bool) -> None:
-        asked.append(str(wanted.name))
+        requested.append(str(wanted.name))
 
     monkeypatch.setattr(launcher, "_set_state", set_state)
     launched = launcher.Launched(0, phase, str(uuid4()), "any")
     asyncio.run(launcher.PrefectLauncher("r").cancel(launched))
-    assert asked == [state]
+    assert requested == [state]

@@ -121,7 +121,7 @@ def test_a_sigterm_without_a_cancellation_in_prefect_does_not_end_the_run(
 
 
 def _beside_another(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, beat: Callable[[ObjectStore], None]
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, heartbeat: Callable[[ObjectStore], None]
 ) -> None:
     """Start a run that Prefect shows as supervised by the flow run f-1; `beat` is called at every
     read of its heartbeat.
@@ -138,7 +138,7 @@ def _beside_another(
         return "f-1"
 
     def look(run: ObjectStore) -> object:
-        beat(run)
+        heartbeat(run)
         return last_beat(run)
 
     with monkeypatch.context() as patch:
@@ -165,13 +165,13 @@ def test_a_second_supervisor_is_refused_beside_one_with_fresh_heartbeats(
 def test_a_silent_supervisor_that_prefect_shows_as_running_is_replaced(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[ObjectStore] = []
-    _beside_another(memory_store, monkeypatch, looks.append)
-    silent = len(looks)
+    polls: list[ObjectStore] = []
+    _beside_another(memory_store, monkeypatch, polls.append)
+    silent = len(polls)
     run = memory_store.sub("runs/tiny-1")
     builders.put_heartbeat(run, _beat(7, "working"))
-    _beside_another(memory_store, monkeypatch, looks.append)
-    assert len(looks) == 2 * silent == 12, (
+    _beside_another(memory_store, monkeypatch, polls.append)
+    assert len(polls) == 2 * silent == 12, (
         "one look before, and one a beat until it would count as lost"
     )
 

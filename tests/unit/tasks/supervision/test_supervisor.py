@@ -261,8 +261,8 @@ def test_the_note_lists_the_base_model_first_and_the_dataflow_last(
 ) -> None:
     def says(member: str, beats: int, words: str) -> None:
         kind = world.supervisor.watches[member].member.kind
-        beat = builders.heartbeat(kind, member, beats=beats, note=words)
-        builders.put_heartbeat(world.run, beat)
+        heartbeat = builders.heartbeat(kind, member, beats=beats, note=words)
+        builders.put_heartbeat(world.run, heartbeat)
 
     world.look()
     world.run_all()
@@ -289,8 +289,8 @@ def test_after_the_last_order_the_note_names_unfinished_members_and_their_work(
         publisher.publish(world.run, policy, 0, tensors())
         publisher.publish(world.run, policy, 1, tensors(1))
     world.run.create(layout.orders_end(), b"{}")
-    beat = builders.heartbeat("evaluation", "evaluation", beats=7, note="evaluating solver 1")
-    builders.put_heartbeat(world.run, beat)
+    heartbeat = builders.heartbeat("evaluation", "evaluation", beats=7, note="evaluating solver 1")
+    builders.put_heartbeat(world.run, heartbeat)
     world.look()
     assert world.supervisor.heartbeat.last.note == "waiting for: evaluation (evaluating solver 1)"
 
@@ -317,13 +317,13 @@ def test_after_a_completed_run_a_working_member_has_more_time_to_end(
     for member in world.launcher.runs:
         if member != "evaluation":
             world.launcher.set(member, FlowRunPhase.ENDED)
-    newest, looks = world.launcher.newest, [0]
+    newest, polls = world.launcher.newest, [0]
 
     async def leaves_late() -> Mapping[str, Launched] | None:
-        looks[0] += 1
+        polls[0] += 1
         world.now_s += 6.0
-        world.cpu_s["evaluation-0"] = float(looks[0])
-        if looks[0] == 8:
+        world.cpu_s["evaluation-0"] = float(polls[0])
+        if polls[0] == 8:
             world.launcher.set("evaluation", FlowRunPhase.ENDED)
         return await newest()
 

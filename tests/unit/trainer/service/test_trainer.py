@@ -27,7 +27,7 @@ from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
 from tests.support.patience import PATIENCE_S
 from tests.support.runs.builders import batch
-from tests.support.runs.lifetimes import lifetime_of, progress_of, pulse_of
+from tests.support.runs.lifetimes import heartbeat_writer_of, lifetime_of, progress_of
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.service import trainer
@@ -91,7 +91,7 @@ BEFORE_STEP: dict[int, Callable[[Batch], None]] = {}
 """Called by the engine before each step, by its seed: the hook of a test into a running trainer."""
 
 
-class AwayBackend:
+class UnreachableBackend:
     """A store that is unreachable while `away` is set."""
 
     def __init__(self, backend: Backend) -> None:
@@ -162,13 +162,19 @@ def checkpoint_steps(run: ObjectStore) -> list[int]:
 
 def test_each_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None:
     add_batches(run, 1, 2, 3)
-    pulse = trained(run, steps=3)
+    heartbeat_writer = trained(run, steps=3)
     assert published(run) == [0, 1, 2, 3]
     manifest = manifests.read_manifest(run, POLICY, 3)
     assert (manifest.parent, manifest.batch, manifest.kind) == (2, 3, "anchor")
-    assert progress_of(pulse.last, TrainerProgress).tokens_trained == 9
-    assert pulse.last.versions == {POLICY: 3}
-    assert pulse.last.seconds.keys() == {"wait", "step", "publish", "publish_wait", "checkpoint"}
+    assert progress_of(heartbeat_writer.last, TrainerProgress).tokens_trained == 9
+    assert heartbeat_writer.last.versions == {POLICY: 3}
+    assert heartbeat_writer.last.seconds.keys() == {
+        "wait",
+        "step",
+        "publish",
+        "publish_wait",
+        "checkpoint",
+    }
 
 
 def test_a_manifest_has_the_metrics_and_the_times_of_its_step(run: ObjectStore) -> None:
@@ -243,10 +249,10 @@ def test_a_trainer_stopped_while_it_repeats_batches_reports_the_newest_version(
         publisher.publish(run, POLICY, version, weight_of(version))
     stop = threading.Event()
     BEFORE_STEP[14] = lambda given: stop.set()
-    pulse = trained(run, steps=3, stop=stop, seed=14)
+    heartbeat_writer = trained(run, steps=3, stop=stop, seed=14)
     assert checkpoint_steps(run) == [1]
-    assert pulse.last.note == "leaves with version 3 published"
-    assert pulse.last.versions == {POLICY: 3}
+    assert heartbeat_writer.last.note == "leaves with version 3 published"
+    assert heartbeat_writer.last.versions == {POLICY: 3}
 
 
 def test_checkpoints_are_saved_at_their_interval_and_at_the_last_step_and_old_ones_deleted(
@@ -324,9 +330,9 @@ def test_a_resumed_trainer_continues_from_its_checkpoint_with_its_counters(
     add_batches(run, 1, 2, 3)
     trained(run, steps=3)
     add_batches(run, 4)
-    pulse = trained(run, steps=4)
+    heartbeat_writer = trained(run, steps=4)
     assert published(run) == [0, 1, 2, 3, 4]
-    assert progress_of(pulse.last, TrainerProgress).tokens_trained == 12
+    assert progress_of(heartbeat_writer.last, TrainerProgress).tokens_trained == 12
 
 
 def test_versions_published_after_the_checkpoint_are_trained_again_and_kept(
@@ -460,10 +466,10 @@ def test_a_trainer_asked_to_stop_finishes_the_step_and_writes_a_checkpoint(
     add_batches(run, 1, 2, 3)
     stop = threading.Event()
     BEFORE_STEP[9] = lambda given: stop.set()
-    pulse = trained(run, steps=3, stop=stop, seed=9)
+    heartbeat_writer = trained(run, steps=3, stop=stop, seed=9)
     assert published(run) == [0, 1]
     assert checkpoint_steps(run) == [1]
-    assert pulse.last.state == "draining"
+    assert heartbeat_writer.last.state == "draining"
 
 
 def test_a_trainer_asked_to_stop_before_version_0_ends_immediately(
@@ -478,9 +484,9 @@ def test_a_trainer_asked_to_stop_before_version_0_ends_immediately(
 def test_a_waiting_trainer_stops_at_the_runs_end(run: ObjectStore) -> None:
     add_batches(run, 1)
     request_stop(run, Stop("cancelled", "a person asked", 0.0))
-    pulse = trained(run, steps=3)
+    heartbeat_writer = trained(run, steps=3)
     assert published(run) == [0]
-    assert progress_of(pulse.last, TrainerProgress).step == 0
+    assert progress_of(heartbeat_writer.last, TrainerProgress).step == 0
 
 
 def test_a_trainer_reads_the_runs_end_once_per_interval(run: ObjectStore) -> None:
@@ -490,7 +496,9 @@ def test_a_trainer_reads_the_runs_end_once_per_interval(run: ObjectStore) -> Non
         request_stop(run, Stop("completed", "enough", 0.0))
 
     BEFORE_STEP[10] = run_ends
-    lifetime = Lifetime(run, pulse_of(run, "trainer"), threading.Event(), clock=lambda: 0.0)
+    lifetime = Lifetime(
+        run, heartbeat_writer_of(run, "trainer"), threading.Event(), clock=lambda: 0.0
+    )
     train(lifetime, POLICY, CONFIG, steps=2, seed=10)
     assert published(run) == [
         0,
@@ -537,7 +545,7 @@ def test_an_unreachable_store_only_delays_the_trainer(
 ) -> None:
     monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
     add_batches(run, 1, 2)
-    backend = AwayBackend(run.backend)
+    backend = UnreachableBackend(run.backend)
 
     def goes_away(given: Batch) -> None:
         backend.away.set()
@@ -554,15 +562,15 @@ def test_a_trainer_stopped_during_a_store_outage_repeats_the_step_after_a_resume
 ) -> None:
     monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
     add_batches(run, 1, 2)
-    backend, stop = AwayBackend(run.backend), threading.Event()
+    backend, stop = UnreachableBackend(run.backend), threading.Event()
 
     def goes_away(given: Batch) -> None:
         backend.away.set()
         stop.set()
 
     BEFORE_STEP[12] = goes_away
-    pulse = trained(replace(run, backend=backend), steps=2, stop=stop, seed=12)
-    assert "stopped while the store was away" in pulse.last.note
+    heartbeat_writer = trained(replace(run, backend=backend), steps=2, stop=stop, seed=12)
+    assert "stopped while the store was away" in heartbeat_writer.last.note
     assert published(run) == [0]
     trained(run, steps=2)
     assert published(run) == [0, 1, 2]

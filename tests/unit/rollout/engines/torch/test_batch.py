@@ -100,8 +100,8 @@ def test_running_requests_continue_with_keys_and_values_of_the_old_weights(
             recomputed = whole_logprobs(request, new)[4:]
             assert (
                 max(
-                    abs(one - other)
-                    for one, other in zip(request.logprobs[4:], recomputed, strict=True)
+                    abs(item - other)
+                    for item, other in zip(request.logprobs[4:], recomputed, strict=True)
                 )
                 > 0.05
             )

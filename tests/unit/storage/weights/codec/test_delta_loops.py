@@ -22,21 +22,24 @@ def changed(kind: Any, size: int, share: float) -> tuple[Bits, Bits]:
     draw = np.random.default_rng([size, int(1000 * share), np.dtype(kind).itemsize])
     old = draw.integers(0, np.iinfo(kind).max, size, dtype=kind, endpoint=True)
     anything = draw.integers(0, np.iinfo(kind).max, size, dtype=kind, endpoint=True)
-    one = draw.choice(
+    item = draw.choice(
         np.array([1, -1, 2, -2, 100, -100]).astype(kind), size, p=[0.4, 0.4, 0.05, 0.05, 0.05, 0.05]
     )
-    steps = np.where(draw.random(size) < 0.95, one, anything)
+    steps = np.where(draw.random(size) < 0.95, item, anything)
     return old, np.where(draw.random(size) < share, old + steps, old)
 
 
-def equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Streams):
+def equal(item: Any, other: Any) -> bool:
+    if isinstance(item, Streams):
         return all(
-            equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(Streams)
+            equal(getattr(item, field.name), getattr(other, field.name))
+            for field in fields(Streams)
         )
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(equal(*pair) for pair in zip(one, other, strict=True))
-    return bool(one.dtype == other.dtype and one.shape == other.shape and (one == other).all())
+    if isinstance(item, tuple):
+        return len(item) == len(other) and all(
+            equal(*pair) for pair in zip(item, other, strict=True)
+        )
+    return bool(item.dtype == other.dtype and item.shape == other.shape and (item == other).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -199,14 +199,14 @@ def test_a_block_of_the_removed_compact_form_is_refused_with_a_remedy() -> None:
 
 def test_an_error_in_a_delta_names_the_file_and_the_tensor(memory_store: ObjectStore) -> None:
     old, new = trained(5000, 1e-5)
-    held = LoadedWeights(
+    loaded = LoadedWeights(
         publisher.publish(memory_store, "solver", 0, {"w": tensor(old)}), {"w": tensor(old)}
     )
-    publisher.publish(memory_store, "solver", 1, {"w": tensor(new)}, base=held)
+    publisher.publish(memory_store, "solver", 1, {"w": tensor(new)}, base=loaded)
     replace_blob(memory_store, 1, lambda blob: blob[:9] + b"\2" + blob[10:])
-    told = r"version 1 of solver .*weights/solver/00000001/\w+\.delta-00000\.safetensors, the change of w: .* into 2 classes"
-    with pytest.raises(CorruptError, match=told):
-        reader.read(memory_store, "solver", 1, held)
+    message = r"version 1 of solver .*weights/solver/00000001/\w+\.delta-00000\.safetensors, the change of w: .* into 2 classes"
+    with pytest.raises(CorruptError, match=message):
+        reader.read(memory_store, "solver", 1, loaded)
 
 
 @pytest.mark.parametrize(
@@ -229,9 +229,9 @@ def test_tensors_of_any_dtype_and_shape_are_decoded_exactly(
     base, wanted = {"w": tensor(old, dtype)}, {"w": tensor(new, dtype)}
     (change,) = deltas.encode(base, wanted, {"w": "w"}, threads=1)
     digest = Parts()
-    made = deltas.apply(base["w"], memoryview(change.blob), digest=digest)
-    assert (made.dtype, made.shape, made.bits.dtype) == (dtype, shape, new.dtype)
-    assert (made.bits == new).all()
+    result = deltas.apply(base["w"], memoryview(change.blob), digest=digest)
+    assert (result.dtype, result.shape, result.bits.dtype) == (dtype, shape, new.dtype)
+    assert (result.bits == new).all()
     assert [bits for part in digest.parts for bits in part] == deltas.flat(new).tolist()
     assert str(digest) == safetensors.digest(wanted["w"])
     assert (base["w"].bits == old).all()
@@ -254,10 +254,10 @@ def test_blocks_of_one_tensor_are_decoded_on_several_threads_in_order(
     assert len(blobs) == 1
     for in_place in (False, True):
         digest = Parts()
-        made = deltas.apply(
+        result = deltas.apply(
             tensor(old.copy()), memoryview(change.blob), in_place=in_place, digest=digest
         )
-        assert (made.bits == new).all()
+        assert (result.bits == new).all()
         assert (np.concatenate(digest.parts) == new).all()
     with pytest.raises(CorruptError, match="a block 25 of 1000 elements; the tensor has 25000"):
         deltas.apply(tensor(old[:25_000]), memoryview(change.blob))
@@ -270,12 +270,12 @@ def versions_of_a_model(number: int) -> list[dict[str, HostTensor]]:
     one.
     """
     old, _ = trained(30_000, 0.0)
-    made = []
+    created = []
     for version in range(number):
         bits = old.copy().reshape(300, 100)
         touched = draw(version).random(bits.shape) < 0.01 * version
         bits[touched] += 1
-        made.append(
+        created.append(
             {
                 "large": tensor(bits),
                 "fixed": tensor(old[:500].copy()),
@@ -283,15 +283,15 @@ def versions_of_a_model(number: int) -> list[dict[str, HostTensor]]:
                 "empty": tensor(np.zeros((0, 8), dtype=np.uint16)),
             }
         )
-    return made
+    return created
 
 
 def published(run: ObjectStore, models: list[dict[str, HostTensor]]) -> list[Manifest]:
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     manifests = []
     for version, tensors in enumerate(models):
-        manifest = publisher.publish(run, "solver", version, tensors, base=held)
-        held = LoadedWeights(manifest, tensors)
+        manifest = publisher.publish(run, "solver", version, tensors, base=loaded)
+        loaded = LoadedWeights(manifest, tensors)
         manifests.append(manifest)
     return manifests
 
@@ -306,27 +306,27 @@ def test_a_chain_of_deltas_gives_every_version_bit_for_bit(memory_store: ObjectS
     anchor, *others = (sum(file.num_bytes for file in manifest.files) for manifest in manifests)
     assert max(others) < anchor / 10
     for version, tensors in enumerate(models):
-        found = reader.fetch(memory_store, "solver", version)
-        assert weights_digest(found) == weights_digest(tensors) == manifests[version].digest
+        loaded = reader.fetch(memory_store, "solver", version)
+        assert weights_digest(loaded) == weights_digest(tensors) == manifests[version].digest
 
 
 def test_a_reader_of_a_version_fetches_only_later_deltas_and_shares_unchanged_tensors(
     memory_store: ObjectStore,
 ) -> None:
     published(memory_store, versions_of_a_model(5))
-    held = reader.read(memory_store, "solver", 2)
+    loaded = reader.read(memory_store, "solver", 2)
     memory_store.delete(f"{layout.weights('solver', 0)}/manifest.json")
-    found = reader.read(memory_store, "solver", 4, held)
+    decoded = reader.read(memory_store, "solver", 4, loaded)
     assert (
-        weights_digest(found.tensors) == manifests.read_manifest(memory_store, "solver", 4).digest
+        weights_digest(decoded.tensors) == manifests.read_manifest(memory_store, "solver", 4).digest
     )
     assert (
-        reader.read(memory_store, "solver", 4, reader.read(memory_store, "solver", 3, held))
+        reader.read(memory_store, "solver", 4, reader.read(memory_store, "solver", 3, loaded))
         .tensors["fixed"]
         .bits.base
         is None
     )
-    third = reader.read(memory_store, "solver", 3, held)
+    third = reader.read(memory_store, "solver", 3, loaded)
     assert reader.read(memory_store, "solver", 4, third).tensors["fixed"] is third.tensors["fixed"]
     with pytest.raises(
         CorruptError,
@@ -372,19 +372,19 @@ def test_tensors_that_swap_their_names_need_no_file(memory_store: ObjectStore) -
         "same": base["same"],
         "late": base["c"],
     }
-    held = LoadedWeights(publisher.publish(memory_store, "solver", 0, base), base)
-    manifest = publisher.publish(memory_store, "solver", 1, new, base=held)
+    loaded = LoadedWeights(publisher.publish(memory_store, "solver", 0, base), base)
+    manifest = publisher.publish(memory_store, "solver", 1, new, base=loaded)
     assert manifest.kind == "delta"
-    found = {name: (bool(info.file), info.source) for name, info in manifest.tensors.items()}
-    assert {name: found[name] for name in ("a", "c", "late", "same")} == {
+    result = {name: (bool(info.file), info.source) for name, info in manifest.tensors.items()}
+    assert {name: result[name] for name in ("a", "c", "late", "same")} == {
         "a": (False, "b"),
         "c": (True, "c"),
         "late": (False, "c"),
         "same": (False, "same"),
     }
-    assert found["b"] in ((False, "a"), (False, "same"))  # equal bits
+    assert result["b"] in ((False, "a"), (False, "same"))  # equal bits
     assert len(manifest.files) == 1
-    assert weights_digest(reader.read(memory_store, "solver", 1, held).tensors) == manifest.digest
+    assert weights_digest(reader.read(memory_store, "solver", 1, loaded).tensors) == manifest.digest
     assert weights_digest(reader.fetch(memory_store, "solver", 1)) == weights_digest(new)
 
 
@@ -432,9 +432,9 @@ def _flipped(body: bytearray) -> bytes:
 )
 def test_a_damaged_delta_is_never_applied(memory_store: ObjectStore, change: Any) -> None:
     published(memory_store, versions_of_a_model(4))
-    held = reader.read(memory_store, "solver", 1)
+    loaded = reader.read(memory_store, "solver", 1)
     damaged(memory_store, 2, change)
-    for known in (None, held):
+    for known in (None, loaded):
         with pytest.raises(
             CorruptError, match=r"weights/solver/00000002/.*is not what its manifest lists"
         ):
@@ -513,8 +513,8 @@ def test_given_changes_produce_the_same_bytes_as_a_comparison(
     told = known(base, new)
     assert (told.bits == new).all()
     (compared,) = deltas.encode({"w": base}, {"w": tensor(new)}, {"w": "w"}, threads=1)
-    (found,) = deltas.encode({"w": base}, {"w": told}, {"w": "w"}, threads=2)
-    assert found == compared
+    (result,) = deltas.encode({"w": base}, {"w": told}, {"w": "w"}, threads=2)
+    assert result == compared
 
 
 def test_given_changes_replace_the_comparison_only_for_their_own_tensor(
@@ -541,14 +541,14 @@ def test_a_renamed_tensor_has_the_shape_of_its_base_which_is_not_changed(
     old = draw(0).integers(0, 2, shape).astype(kind)
     new = np.where(draw(1).random(shape) < 0.3, 1, old).astype(kind)
     base = tensor(old.copy(), "any")
-    made = known(base, new)
-    assert (made.dtype, made.shape, made.bits.dtype, made.bits.shape) == (
+    result = known(base, new)
+    assert (result.dtype, result.shape, result.bits.dtype, result.bits.shape) == (
         "any",
         shape,
         new.dtype,
         shape,
     )
-    assert (made.bits == new).all()
+    assert (result.bits == new).all()
     assert (base.bits == old).all()
 
 
@@ -565,6 +565,6 @@ def test_positions_beyond_32_bits_are_distinguished() -> None:
         (2 * blocks, ([1], [3])),
         (1, ([], [])),
     ):
-        found = deltas._within(positions, steps, number)
-        assert (found[0].tolist(), found[1].tolist()) == wanted
-        assert found[0].dtype == np.uint32
+        result = deltas._within(positions, steps, number)
+        assert (result[0].tolist(), result[1].tolist()) == wanted
+        assert result[0].dtype == np.uint32

@@ -40,9 +40,9 @@ def bf16(patterns: Any) -> torch.Tensor:
     return torch.from_numpy(np.array(patterns, dtype=np.uint16).view(np.int16)).view(torch.bfloat16)
 
 
-def same(one: HostTensor, other: HostTensor) -> bool:
-    kinds = [(each.dtype, each.shape, each.bits.dtype, each.bits.shape) for each in (one, other)]
-    return kinds[0] == kinds[1] and one.bits.tobytes() == other.bits.tobytes()
+def same(item: HostTensor, other: HostTensor) -> bool:
+    kinds = [(each.dtype, each.shape, each.bits.dtype, each.bits.shape) for each in (item, other)]
+    return kinds[0] == kinds[1] and item.bits.tobytes() == other.bits.tobytes()
 
 
 def masters(size: int, seed: int = 0) -> torch.Tensor:
@@ -268,19 +268,19 @@ def test_a_version_published_from_a_scan_is_read_bit_for_bit(
     scanned: TorchTrainEngine, memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = sampled_batch(reference_model(base_weights()), noise=0.3)
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     for version in range(4):
         if version:
             scanned.step(replace(given, step=version))
         tensors = scanned.weights()
-        held = LoadedWeights(
-            publisher.publish(memory_store, "solver", version, tensors, base=held), tensors
+        loaded = LoadedWeights(
+            publisher.publish(memory_store, "solver", version, tensors, base=loaded), tensors
         )
         assert weights_digest(reader.fetch(memory_store, "solver", version)) == weights_digest(
             tensors
         )
-    assert held is not None
-    assert held.manifest.kind == "delta"
+    assert loaded is not None
+    assert loaded.manifest.kind == "delta"
 
 
 def test_an_engine_with_new_weights_copies_all_tensors_again(
