@@ -1,6 +1,4 @@
-"""Stores for tests, each empty: in memory, in a folder, and on an S3 server that runs on a free
-port here.
-"""
+"""Fixtures of empty stores: in memory, in a folder, and on a local S3 server on a free port."""
 
 import os
 from collections.abc import Iterator
@@ -13,13 +11,13 @@ from hypothesis import HealthCheck, settings
 from storage.store.object_store import ObjectStore, open_store
 
 os.environ["PREFECT_API_URL"] = (
-    ""  # no server, whatever a `prefect.toml` or a profile of the developer names
+    ""  # no server, even if a `prefect.toml` or a profile of the developer names one
 )
 BUCKET = "astraflow-tests"
 
 settings.register_profile(
     "astraflow", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)  # no clock decides
+)  # hypothesis: no deadlines that depend on the speed of the machine
 settings.load_profile("astraflow")
 
 
@@ -45,7 +43,7 @@ def local_store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of a server process's worth of S3, with the environment set for it and one empty
+    """Address of an S3 server in its own process; the environment is set for it, with one empty
     bucket.
     """
     import boto3  # type: ignore[import-untyped]  # the package has no types
@@ -72,6 +70,6 @@ def s3_store(s3_server: str) -> ObjectStore:
 
 @pytest.fixture(params=["memory", "local", pytest.param("s3", marks=pytest.mark.s3)])
 def store(request: pytest.FixtureRequest) -> ObjectStore:
-    """Every kind of store in turn: what a test promises on it holds on all of them."""
-    found: ObjectStore = request.getfixturevalue(f"{request.param}_store")
-    return found
+    """Each kind of store in turn: a test that uses this fixture checks all of them."""
+    result: ObjectStore = request.getfixturevalue(f"{request.param}_store")
+    return result

@@ -20,7 +20,7 @@ RIVALS = 32
 
 
 def together(calls: list[Callable[[], bool]]) -> list[bool]:
-    """Run all calls at the same moment, each on its own thread."""
+    """Call all functions at the same moment, each on its own thread."""
     gate = Barrier(len(calls))
 
     def after_gate(call: Callable[[], bool]) -> bool:
@@ -39,13 +39,13 @@ def creates(store: ObjectStore, key: str, body: bytes) -> bool:
     return True
 
 
-def test_what_was_created_is_read_back(store: ObjectStore) -> None:
+def test_a_created_object_is_read_back(store: ObjectStore) -> None:
     store.create("orders/00000000.json", b'{"a": 1}\x00\xff')
     assert store.get("orders/00000000.json") == b'{"a": 1}\x00\xff'
     assert store.exists("orders/00000000.json")
 
 
-def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
+def test_an_empty_object_is_read_back_empty(store: ObjectStore) -> None:
     store.create("empty", b"")
     assert store.get("empty") == b""
     with pytest.raises(ConflictError):
@@ -53,7 +53,7 @@ def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
     assert store.get("empty") == b""
 
 
-def test_second_create_with_another_body_loses_and_changes_nothing(store: ObjectStore) -> None:
+def test_a_second_create_with_another_body_fails_and_changes_nothing(store: ObjectStore) -> None:
     store.create("run.json", b"first")
     with pytest.raises(ConflictError, match=r"run\.json exists with another body"):
         store.create("run.json", b"second")
@@ -69,13 +69,13 @@ def test_creating_the_same_bytes_again_succeeds(store: ObjectStore) -> None:
 def test_exactly_one_of_many_writers_creates_the_object(store: ObjectStore) -> None:
     for round in range(5):
         key = f"shards/{round:08d}.arrow"
-        bodies = [f"writer {rival}".encode() * 1000 for rival in range(RIVALS)]
+        bodies = [f"writer {competitor}".encode() * 1000 for competitor in range(RIVALS)]
         won = together([partial(creates, store, key, body) for body in bodies])
         assert won.count(True) == 1
         assert store.get(key) == bodies[won.index(True)]
 
 
-def test_readers_during_a_race_get_nothing_or_the_whole_object(store: ObjectStore) -> None:
+def test_readers_during_a_race_get_no_object_or_the_whole_object(store: ObjectStore) -> None:
     size = 200_000
 
     def reads_whole() -> bool:
@@ -88,20 +88,22 @@ def test_readers_during_a_race_get_nothing_or_the_whole_object(store: ObjectStor
                 return False
         return True
 
-    writers = [partial(creates, store, "race", bytes([rival]) * size) for rival in range(4)]
+    writers = [
+        partial(creates, store, "race", bytes([competitor]) * size) for competitor in range(4)
+    ]
     results = together([*writers, *[reads_whole] * 4])
     assert results[:4].count(True) == 1
     assert results[4:] == [True] * 4
 
 
-def test_put_replaces(store: ObjectStore) -> None:
+def test_put_replaces_an_object(store: ObjectStore) -> None:
     store.put("heartbeats/rollout/a.json", b"1")
     store.put("heartbeats/rollout/a.json", b"22")
     assert store.get("heartbeats/rollout/a.json") == b"22"
 
 
-def test_put_from_many_threads_leaves_one_whole_body(store: ObjectStore) -> None:
-    bodies = [bytes([rival]) * 100_000 for rival in range(8)]
+def test_concurrent_puts_leave_one_whole_body(store: ObjectStore) -> None:
+    bodies = [bytes([competitor]) * 100_000 for competitor in range(8)]
 
     def put(body: bytes) -> bool:
         store.put("hint", body)
@@ -111,13 +113,13 @@ def test_put_from_many_threads_leaves_one_whole_body(store: ObjectStore) -> None
     assert store.get("hint") in bodies
 
 
-def test_missing_objects_are_not_found(store: ObjectStore) -> None:
+def test_reading_a_missing_object_raises_not_found(store: ObjectStore) -> None:
     assert not store.exists("orders/00000000.json")
     with pytest.raises(NotFoundError, match=r"orders/00000000\.json"):
         store.get("orders/00000000.json")
 
 
-def test_a_folder_is_no_object(store: ObjectStore) -> None:
+def test_reading_a_folder_raises_not_found(store: ObjectStore) -> None:
     store.create("orders/00000000.json", b"x")
     assert not store.exists("orders")
     with pytest.raises(NotFoundError):
@@ -184,14 +186,14 @@ def test_delete_can_be_repeated(store: ObjectStore) -> None:
     assert not store.exists("stop.json")
 
 
-def test_a_deleted_name_can_be_created_anew(store: ObjectStore) -> None:
+def test_a_deleted_key_can_be_created_again(store: ObjectStore) -> None:
     store.create("stop.json", b"1")
     store.delete("stop.json")
     store.create("stop.json", b"2")
     assert store.get("stop.json") == b"2"
 
 
-def test_a_sub_store_is_the_same_store_from_a_folder(store: ObjectStore) -> None:
+def test_a_sub_store_reads_and_writes_below_its_folder(store: ObjectStore) -> None:
     run = store.sub("runs/a")
     run.sub("weights").create("solver/manifest.json", b"x")
     assert store.get("runs/a/weights/solver/manifest.json") == b"x"
@@ -201,27 +203,27 @@ def test_a_sub_store_is_the_same_store_from_a_folder(store: ObjectStore) -> None
     assert run.url == f"{store.url}/runs/a"
 
 
-def test_names_that_could_leave_the_store_or_hide_are_refused(store: ObjectStore) -> None:
+def test_keys_that_could_leave_the_store_or_are_hidden_are_refused(store: ObjectStore) -> None:
     for key in ("", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".tmp-1", "a/.tmp-x", "a\0b"):
         with pytest.raises(ConfigError, match="cannot be a key"):
             store.create(key, b"x")
     assert store.list() == []
 
 
-def test_names_with_odd_but_legal_characters_are_kept(store: ObjectStore) -> None:
+def test_keys_with_unusual_legal_characters_are_accepted(store: ObjectStore) -> None:
     for key in ("us east/ä ö%20.json", "a+b=c&d?e#f", "x.y.z/~_-"):
         store.create(key, key.encode())
         assert store.get(key) == key.encode()
         assert key in store.list()
 
 
-def test_check_accepts_it_and_leaves_nothing(store: ObjectStore) -> None:
+def test_check_accepts_the_store_and_leaves_no_object(store: ObjectStore) -> None:
     check_store(store)
     assert store.list() == []
 
 
 @pytest.mark.s3
-def test_a_url_names_its_own_endpoint(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_selects_its_own_endpoint(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}?endpoint={s3_server}").sub("runs/a")
     run.create("weights/manifest.json", b"x")
@@ -235,10 +237,10 @@ def test_a_url_names_its_own_endpoint(s3_server: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.s3
-def test_a_profile_wins_over_the_environment(
+def test_a_profile_overrides_the_environment(
     s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its keys, its region and its endpoint: the environment's are another store's."""
+    """The store with its own keys, region and endpoint; the environment has those of another store."""
     (tmp_path / "config").write_text(
         f"[profile eu]\nregion = eu-west-1\nendpoint_url = {s3_server}\n"
     )
@@ -273,12 +275,12 @@ def test_an_unknown_profile_is_a_config_error(
         open_store(f"s3://{BUCKET}/x?profile=eu").get("a")
 
 
-def test_a_large_object_of_known_size_is_read_in_parts_and_complete(
+def test_a_large_object_is_read_completely_in_parts(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         object_store, "PART_BYTES_MIN", 1000
-    )  # so that a small object is a large one
+    )  # lowers the limit, so that a small object counts as a large one
     body = bytes(range(256)) * 1000
     store.put("large", body)
     parts: list[tuple[int, int]] = []
@@ -292,20 +294,20 @@ def test_a_large_object_of_known_size_is_read_in_parts_and_complete(
     assert store.get("large", len(body)) == body
     starts, ends = zip(*sorted(parts), strict=True)
     assert len(parts) == object_store.PARTS_MAX
-    assert (starts[0], ends[-1], starts[1:]) == (0, len(body), ends[:-1])  # every byte once
+    assert (starts[0], ends[-1], starts[1:]) == (0, len(body), ends[:-1])  # each byte is read once
     parts.clear()
     assert store.get("large") == store.get("large", 1000) == body
-    assert parts == []  # of unknown size, or small: one request
+    assert parts == []  # unknown size, or small: one request
     for told in (len(body), len(body) - 1, 1001, 1000, 1):
         assert store.get("large", told)[:told] == body[:told]
     assert (
         store.get("large", len(body) + 70_000) == body
-    )  # what was cut short comes out short, and its digest tells
+    )  # a truncated object is returned short; its digest detects that
     with pytest.raises(NotFoundError):
         store.get("not there", len(body))
 
 
-def test_an_object_that_is_too_large_for_its_kind_is_neither_written_nor_read(
+def test_an_object_above_its_size_limit_is_neither_written_nor_read(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in ("stop.json", "shards/0.arrow"):

@@ -1,4 +1,4 @@
-"""A run that an earlier release stored is read, verified, shown, exported and resumed.
+"""A run stored by an earlier release can be read, verified, shown, exported and resumed.
 
 `tests/old_run/README.md` says how it was made.
 """
@@ -69,20 +69,20 @@ def call(*arguments: str) -> Result:
 
 
 def next_version(store: ObjectStore, folder: Path) -> Mapping[str, HostTensor]:
-    """Version 5 as the earlier release trained it."""
+    """Version 5 as trained by the earlier release."""
     shutil.copytree(folder / "store", folder / "next")
     shutil.copytree(OLD / "next", folder / "next" / "runs" / RUN_ID, dirs_exist_ok=True)
     return reader.fetch(runs.open_run(open_store(str(folder / "next")), RUN_ID), POLICY, 5)
 
 
 def same_share(tensors: Mapping[str, HostTensor], others: Mapping[str, HostTensor]) -> float:
-    """Share of elements with the same bits."""
+    """Share of elements with equal bits."""
     assert tensors.keys() == others.keys()
     same = [tensors[name].bits == others[name].bits for name in tensors]
     return float(np.concatenate([each.ravel() for each in same]).mean())
 
 
-def test_an_old_run_is_clean(run: ObjectStore) -> None:
+def test_an_old_run_has_no_violations(run: ObjectStore) -> None:
     verdict = verify(run, run_terms(run))
     assert verdict.violations == ()
     assert (verdict.orders, verdict.shards, verdict.sequences) == (7, 7, 56)
@@ -92,13 +92,13 @@ def test_an_old_run_is_clean(run: ObjectStore) -> None:
     assert call("verify").stdout.startswith("old-1 clean: 7 orders, 7 shards, 56 sequences")
 
 
-def test_a_damaged_old_run_is_not_clean(run: ObjectStore) -> None:
+def test_a_damaged_old_run_has_violations(run: ObjectStore) -> None:
     (damaged,) = (key for key in run.list("weights/solver/00000004") if ".delta-" in key)
     run.delete(damaged)
     assert [violation.invariant for violation in verify(run, run_terms(run)).violations] == [3]
 
 
-def test_its_configuration_is_that_of_its_recipe(store: ObjectStore, run: ObjectStore) -> None:
+def test_the_stored_configuration_equals_its_recipe(store: ObjectStore, run: ObjectStore) -> None:
     config = load(str(OLD / "recipe.yaml"))
     assert read_config(run) == config
     assert runs.check_restart(store, RUN_ID, config.model_dump(mode="json"), filled) is None
@@ -151,7 +151,7 @@ def test_weights_lists_the_versions_of_an_old_run() -> None:
     assert rows[2]["changed"] == 0.44821428571428573
 
 
-def test_a_report_of_an_old_run_has_all_figures(tmp_path: Path) -> None:
+def test_a_report_of_an_old_run_has_all_numbers(tmp_path: Path) -> None:
     call("report", "--out", str(tmp_path / "report.html"))
     page = (tmp_path / "report.html").read_text()
     assert re.findall(r"<h2[^>]*>([^<]*)</h2>", page)[:5] == [
@@ -164,7 +164,7 @@ def test_a_report_of_an_old_run_has_all_figures(tmp_path: Path) -> None:
     assert "rollout-us-east-0" in page
 
 
-def test_gc_plans_to_delete_what_no_kept_version_of_an_old_run_needs(run: ObjectStore) -> None:
+def test_gc_of_an_old_run_plans_to_delete_unneeded_versions_only(run: ObjectStore) -> None:
     before = run.list("")
     plan = call("gc", RUN_ID, "--last", "1", "--every", "0", "--grace-hours", "0").stdout
     assert re.search(r"solver\s+0\s+the base model\s+1–2", plan)
@@ -223,7 +223,7 @@ def test_a_dataflow_continues_an_old_run_where_it_stopped(run: ObjectStore) -> N
     assert (ledger.batches, ledger.trained, ledger.expired, ledger.waiting) == (6, 48, 8, 0)
 
 
-def test_an_old_object_whose_bytes_changed_is_refused(run: ObjectStore) -> None:
+def test_a_changed_object_of_an_old_run_is_refused(run: ObjectStore) -> None:
     body = bytearray(run.get("batches/solver/00000005.arrow"))
     body[len(body) // 2] ^= 1
     run.put("batches/solver/00000005.arrow", bytes(body))

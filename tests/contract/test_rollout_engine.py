@@ -1,5 +1,5 @@
-"""What every rollout engine promises (`docs/extending/rollout_engine.md`). A new engine joins by a line in
-`ENGINES_UNDER_TEST`.
+"""The contract of all rollout engines (`docs/extending/rollout_engine.md`). To test a new engine,
+add a line to `ENGINES_UNDER_TEST`.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
 from storage.records.weights import HostTensor
-from tests.support.models.chain_model import CONFIG, VOCAB, counting, host_tensor, memoryless
+from tests.support.models.chain_model import CONFIG, VOCAB, counting, host_tensor, iid_weights
 
 ENGINES_UNDER_TEST = ["torch"]
 ENDLESS = 8000
@@ -36,10 +36,10 @@ MakeEngine = Callable[..., Awaitable[Engine]]
 
 @pytest.fixture(params=ENGINES_UNDER_TEST)
 async def engine_of(request: pytest.FixtureRequest) -> AsyncIterator[MakeEngine]:
-    """`await engine_of(tensors, …)`: an engine holding `tensors` as version 0, closed at the end of
-    the test.
+    """`await engine_of(tensors, …)`: an engine with `tensors` loaded as version 0, closed at the
+    end of the test.
     """
-    made: list[Engine] = []
+    created: list[Engine] = []
 
     async def make(
         tensors: dict[str, HostTensor] | None,
@@ -50,13 +50,13 @@ async def engine_of(request: pytest.FixtureRequest) -> AsyncIterator[MakeEngine]
         config = EngineConfig(
             name=request.param, max_concurrent=max_concurrent, max_tokens=max_tokens
         )
-        made.append(make_engine(config, model))
+        created.append(make_engine(config, model))
         if tensors is not None:
-            await made[-1].load(0, tensors)
-        return made[-1]
+            await created[-1].load(0, tensors)
+        return created[-1]
 
     yield make
-    for engine in made:
+    for engine in created:
         await engine.close()
 
 
@@ -76,20 +76,20 @@ async def test_greedy_follows_the_likeliest_token_with_log_probability_zero(
     assert answer.finish_reason == "length"
 
 
-async def test_a_stop_token_ends_the_answer_and_is_part_of_it(engine_of: MakeEngine) -> None:
+async def test_a_stop_token_ends_the_answer_and_belongs_to_it(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(2))
     answer = await engine.generate([1], SamplingParams(stop_ids=(8, 7), max_new_tokens=50))
     assert answer.tokens.tolist() == [3, 5, 7]
     assert answer.finish_reason == "stop"
 
 
-async def test_a_stop_token_in_the_prompt_stops_nothing(engine_of: MakeEngine) -> None:
+async def test_a_stop_token_in_the_prompt_has_no_effect(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(1))
     answer = await engine.generate([4], SamplingParams(stop_ids=(4,), max_new_tokens=2))
     assert answer.tokens.tolist() == [5, 6]
 
 
-async def test_an_answer_ends_where_the_longest_context_does(engine_of: MakeEngine) -> None:
+async def test_an_answer_ends_at_the_maximum_context_length(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(1), max_tokens=16)
     answer = await engine.generate([0] * 10, SamplingParams(max_new_tokens=100))
     assert answer.tokens.tolist() == [1, 2, 3, 4, 5, 6]
@@ -108,13 +108,13 @@ async def test_an_answer_ends_where_the_longest_context_does(engine_of: MakeEngi
         (SamplingParams(top_k=2, top_p=0.6), {0: 1.0}),
     ],
 )
-async def test_log_probabilities_are_those_of_the_distribution_the_token_was_drawn_from(
+async def test_log_probabilities_are_those_of_the_sampling_distribution(
     engine_of: MakeEngine, sampling: SamplingParams, expected: dict[int, float]
 ) -> None:
     """Worked out from .5 .3 .2: temperature ½ squares and renormalises (.25 + .09 + .04 = .38); .5
     is ⅝ of .5 + .3.
     """
-    engine = await engine_of(memoryless([0.5, 0.3, 0.2]), max_tokens=512)
+    engine = await engine_of(iid_weights([0.5, 0.3, 0.2]), max_tokens=512)
     answer = await engine.generate([5], SamplingParams(**{**vars(sampling), "max_new_tokens": 500}))
     assert set(answer.tokens.tolist()) == set(expected)
     assert answer.logprobs.tolist() == pytest.approx(
@@ -123,15 +123,15 @@ async def test_log_probabilities_are_those_of_the_distribution_the_token_was_dra
 
 
 async def test_requests_with_different_sampling_share_a_batch(engine_of: MakeEngine) -> None:
-    engine = await engine_of(memoryless([0.5, 0.3, 0.2]))
-    asked = [
+    engine = await engine_of(iid_weights([0.5, 0.3, 0.2]))
+    requested = [
         (SamplingParams(temperature=0), {0: 1.0}),
         (SamplingParams(top_k=2), {0: 5 / 8, 1: 3 / 8}),
         (SamplingParams(), {0: 0.5, 1: 0.3, 2: 0.2}),
         (SamplingParams(temperature=0.5, top_p=0.89), {0: 25 / 34, 1: 9 / 34}),
     ] * 2
-    answers = await asyncio.gather(*(engine.generate([5], sampling) for sampling, _ in asked))
-    for answer, (_, expected) in zip(answers, asked, strict=True):
+    answers = await asyncio.gather(*(engine.generate([5], sampling) for sampling, _ in requested))
+    for answer, (_, expected) in zip(answers, requested, strict=True):
         logprobs = [log(expected[token]) for token in answer.tokens.tolist()]
         assert answer.logprobs.tolist() == pytest.approx(logprobs, abs=1e-5)
 
@@ -143,7 +143,7 @@ async def test_tokens_follow_their_probabilities_over_seeds_and_within_an_answer
     times.
     """
     probabilities = np.array([0.1, 0.2, 0.3, 0.4])
-    engine = await engine_of(memoryless(probabilities.tolist()), max_concurrent=64)
+    engine = await engine_of(iid_weights(probabilities.tolist()), max_concurrent=64)
     answers = await asyncio.gather(
         *(engine.generate([5], SamplingParams(seed=seed, max_new_tokens=16)) for seed in range(200))
     )
@@ -185,11 +185,11 @@ def tensors_of(model: Any) -> dict[str, HostTensor]:
     }
 
 
-async def test_log_probabilities_equal_those_of_transformers_on_the_whole_text(
+async def test_log_probabilities_equal_those_of_transformers(
     engine_of: MakeEngine, random_model: Any
 ) -> None:
-    """Many ragged requests at once, more than there are places, groups of equal prompts among
-    them.
+    """Many concurrent requests of different lengths, more than the engine's slots, with groups of
+    equal prompts.
     """
     import torch
 
@@ -230,18 +230,16 @@ async def test_a_request_gives_the_same_tokens_alone_and_among_forty_others(
     np.testing.assert_allclose(answers[20].logprobs, alone.logprobs, atol=1e-5)
 
 
-async def test_weights_swap_between_two_tokens_and_every_token_names_its_version(
+async def test_weights_are_swapped_between_tokens_and_each_token_has_its_version(
     engine_of: MakeEngine,
 ) -> None:
-    """Version v counts in steps of 1 + v % 2, so that the tokens themselves tell which weights
-    sampled them.
-    """
+    """Version v counts in steps of 1 + v % 2, so that the tokens show which weights sampled them."""
     engine = await engine_of(counting(1), max_tokens=4096)
     running = [
         asyncio.ensure_future(
             engine.generate([start], SamplingParams(max_new_tokens=300 + 20 * start))
         )
-        for start in range(12)  # four of them wait for a place
+        for start in range(12)  # four of them wait for a slot
     ]
     version = 0
     while not all(request.done() for request in running):
@@ -262,7 +260,7 @@ async def test_weights_swap_between_two_tokens_and_every_token_names_its_version
     assert any(len(answer.spans) > 1 for answer in answers)
 
 
-async def test_an_engine_tells_its_version_and_the_digest_of_every_version_it_held(
+async def test_an_engine_reports_its_version_and_the_digest_of_each_loaded_version(
     engine_of: MakeEngine,
 ) -> None:
     engine = await engine_of(None, max_concurrent=5)
@@ -276,7 +274,7 @@ async def test_an_engine_tells_its_version_and_the_digest_of_every_version_it_he
         engine.digest(4)
 
 
-async def test_only_newer_weights_or_the_very_same_are_accepted(engine_of: MakeEngine) -> None:
+async def test_only_newer_or_identical_weights_are_accepted(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(1))
     await engine.load(2, counting(2))
     await engine.load(2, counting(2))
@@ -289,7 +287,7 @@ async def test_only_newer_weights_or_the_very_same_are_accepted(engine_of: MakeE
     assert spans_of(answer) == [(2, 0, 2)]
 
 
-async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
+async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay_loaded(
     engine_of: MakeEngine,
 ) -> None:
     engine = await engine_of(counting(1))
@@ -350,7 +348,7 @@ async def test_a_cancelled_request_frees_its_place(engine_of: MakeEngine) -> Non
     assert all(request.cancelled() for request in endless)
 
 
-async def test_closing_ends_running_and_waiting_requests_as_aborted(engine_of: MakeEngine) -> None:
+async def test_closing_aborts_running_and_waiting_requests(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(1), max_concurrent=2, max_tokens=8192)
     endless = [
         asyncio.ensure_future(engine.generate([0], SamplingParams(max_new_tokens=ENDLESS)))
@@ -375,11 +373,11 @@ async def test_closing_ends_running_and_waiting_requests_as_aborted(engine_of: M
     "change",
     [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"max_new_tokens": 0}],
 )
-def test_impossible_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
+def test_invalid_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         SamplingParams(**change)
 
 
-def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_engine_is_refused_with_a_list_of_engines() -> None:
     with pytest.raises(ConfigError, match="torch"):
         make_engine(EngineConfig(name="warp"), CONFIG)

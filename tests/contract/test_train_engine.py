@@ -1,4 +1,4 @@
-"""The contract of all train engines. A new one subclasses `TrainEngineContract` and overrides
+"""The contract of all train engines. A new engine subclasses `TrainEngineContract` and overrides
 `engine_name`.
 
 Steps are compared with `tests/support/models/plain_trainer.py`: weights and the value of every metric.
@@ -66,7 +66,7 @@ def through_files(
 
 
 def moves(engine: TrainEngine, before: Mapping[str, HostTensor]) -> torch.Tensor:
-    """Return the change of each weight, in one vector; F32 published."""
+    """Return the change of each weight in one vector; the published dtype is F32."""
     after = engine.weights()
     return torch.cat(
         [
@@ -83,9 +83,9 @@ def plain_moves(plain: PlainTrainer, before: Mapping[str, HostTensor]) -> torch.
     )
 
 
-def apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Largest difference, as a share of the largest of the second."""
-    return float((one.double() - other).abs().max() / other.abs().max())
+def apart(item: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest absolute difference, relative to the largest absolute value of the second."""
+    return float((item.double() - other).abs().max() / other.abs().max())
 
 
 class TrainEngineContract:
@@ -100,14 +100,14 @@ class TrainEngineContract:
         engine.set_weights(base_weights() if weights is None else weights)
         return engine
 
-    def test_weights_that_were_set_are_published_bit_for_bit_and_the_tied_head_once(self) -> None:
+    def test_given_weights_are_published_bit_for_bit_and_a_tied_head_once(self) -> None:
         weights = base_weights()
         published = self.started(TrainConfig()).weights()
         assert weights_digest(published) == weights_digest(weights)
         assert "lm_head.weight" not in published
         assert published["model.norm.weight"].dtype == "BF16"
 
-    def test_a_tied_head_may_be_given_too(self) -> None:
+    def test_a_tied_head_is_accepted_as_a_separate_tensor(self) -> None:
         weights = base_weights()
         both = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
         assert weights_digest(self.started(TrainConfig(), both).weights()) == weights_digest(
@@ -135,7 +135,7 @@ class TrainEngineContract:
         assert weights_digest(published) == before
         assert weights_digest(engine.weights()) != before
 
-    def test_bf16_is_rounded_from_masters_that_keep_what_it_cannot_show(self) -> None:
+    def test_bf16_weights_are_rounded_from_float32_masters(self) -> None:
         engine = self.started(TrainConfig(lr=1e-5))
         before = engine.weights()["model.norm.weight"].bits.copy()
         given = sampled_batch(reference_model(base_weights()))
@@ -174,7 +174,7 @@ class TrainEngineContract:
         assert metrics == pytest.approx(expected, rel=2e-5, abs=1e-6)
         assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-4
 
-    def test_steps_clip_warm_up_and_decay_as_adam_does(self) -> None:
+    def test_gradient_clipping_warm_up_and_decay_agree_with_adam(self) -> None:
         weights = base_weights()
         model = reference_model(weights)
         engine, plain = self.started(ADAM), PlainTrainer(ADAM, weights, SEED)
@@ -199,7 +199,7 @@ class TrainEngineContract:
         weights = base_weights()
         given = sampled_batch(reference_model(weights), noise=0.3)
         rows = tuple(
-            replace(one, advantages=one.advantages * np.float32(1e10)) for one in given.rows
+            replace(item, advantages=item.advantages * np.float32(1e10)) for item in given.rows
         )
         config = LINEAR.model_copy(update={"grad_clip": None, "lr": 1e4, "eps": 1e14})
         limited = self.started(config.model_copy(update={"grad_clip": 1e9}))
@@ -216,7 +216,7 @@ class TrainEngineContract:
         limited.step(replace(given, rows=rows))
         assert apart(moves(limited, weights), plain_moves(plain, weights)) > 0.5
 
-    def test_a_learning_rate_of_0_leaves_every_bit_as_it_was_and_measures(self) -> None:
+    def test_a_learning_rate_of_0_changes_no_weights_and_gives_metrics(self) -> None:
         weights = base_weights()
         weights["model.norm.weight"].bits[:4] = [0x8000, 0, 0x8000, 0]  # −0 and 0
         config = ADAM.model_copy(update={"lr": 0.0, "publish_dtype": "BF16"})
@@ -233,9 +233,9 @@ class TrainEngineContract:
         assert weights_digest(resumed.weights()) == weights_digest(weights)
 
     @pytest.mark.parametrize("form", ["adaptive_clip", "token_mask", "water_filled"])
-    def test_with_a_dual_clip_one_token_does_not_decide_a_step(self, form: str) -> None:
-        """One token with A < 0 and ρ = e²⁵. The mask drops it where its moment is over the
-        threshold: here it is not.
+    def test_a_dual_clip_limits_the_effect_of_one_token_on_a_step(self, form: str) -> None:
+        """One token with A < 0 and ρ = e²⁵. The mask drops it where its moment is above the
+        threshold; here it is not.
         """
         weights = base_weights()
         given = sampled_batch(reference_model(weights))
@@ -278,9 +278,7 @@ class TrainEngineContract:
             "water_filled",
         ],
     )
-    def test_the_gradient_does_not_depend_on_how_much_fits_into_memory(
-        self, loss: LossConfig
-    ) -> None:
+    def test_the_gradient_does_not_depend_on_the_micro_batch_size(self, loss: LossConfig) -> None:
         weights = base_weights()
         given = sampled_batch(reference_model(weights), num_rows=10, noise=0.3)
         config = LINEAR.model_copy(update={"loss": loss, "normalize_advantages": True})
@@ -288,20 +286,20 @@ class TrainEngineContract:
             self.started(config),
             self.started(config.model_copy(update={"micro_batch_tokens": 15})),
         )
-        one, many = whole.step(given), split.step(given)
+        item, many = whole.step(given), split.step(given)
         together, apart = moves(whole, weights), moves(split, weights)
         assert float(together.norm()) > 0.1
         assert float((together - apart).abs().max()) < 2e-6 * float(together.abs().max()) + 1e-6
-        assert many == pytest.approx(one, rel=1e-5, abs=1e-6)
+        assert many == pytest.approx(item, rel=1e-5, abs=1e-6)
 
-    def test_activation_checkpointing_changes_memory_and_nothing_else(self) -> None:
+    def test_activation_checkpointing_does_not_change_results(self) -> None:
         given = sampled_batch(reference_model(base_weights()))
         plain = self.started(ORDINARY)
         thrifty = self.started(ORDINARY.model_copy(update={"activation_checkpointing": True}))
         assert plain.step(given) == pytest.approx(thrifty.step(given), rel=1e-6)
         assert weights_digest(plain.weights()) == weights_digest(thrifty.weights())
 
-    def test_good_tokens_become_likelier_and_bad_ones_rarer(self) -> None:
+    def test_tokens_with_positive_advantage_become_likelier_and_negative_ones_rarer(self) -> None:
         config = ORDINARY.model_copy(update={"normalize_advantages": False, "lr": 1e-3})
         model = reference_model(base_weights())
         for sign in (1.0, -1.0):
@@ -326,14 +324,14 @@ class TrainEngineContract:
             for each in given.rows
         )
         config = LINEAR.model_copy(update={"normalize_advantages": True, "minibatches": 2})
-        one, other = self.started(config), self.started(config)
-        one.step(given)
+        item, other = self.started(config), self.started(config)
+        item.step(given)
         other.step(replace(given, rows=rows))
         assert torch.allclose(
-            moves(one, base_weights()), moves(other, base_weights()), rtol=1e-3, atol=1e-5
+            moves(item, base_weights()), moves(other, base_weights()), rtol=1e-3, atol=1e-5
         )
 
-    def test_metrics_of_rows_are_those_of_the_batch(self) -> None:
+    def test_metrics_of_rows_add_up_to_those_of_the_batch(self) -> None:
         rows = (
             row(version=1, reward=1.0, prompt=(1, 2), answer=(3, 4)),
             row(version=4, reward=0.0, answer=(5,)),
@@ -350,15 +348,15 @@ class TrainEngineContract:
     def test_minibatches_are_optimizer_steps(self) -> None:
         given = sampled_batch(reference_model(base_weights()), num_rows=6)
         config = ORDINARY.model_copy(update={"weight_decay": 0.0})
-        one, two = self.started(config), self.started(config.model_copy(update={"minibatches": 2}))
-        one.step(given)
+        item, two = self.started(config), self.started(config.model_copy(update={"minibatches": 2}))
+        item.step(given)
         two.step(given)
-        first, second = (moves(engine, base_weights()).abs() for engine in (one, two))
-        # Adam's first step moves every weight by lr; two steps move some further.
+        first, second = (moves(engine, base_weights()).abs() for engine in (item, two))
+        # Adam's first step changes each weight by lr; two steps change some weights further.
         assert float(first.max()) == pytest.approx(0.01, rel=1e-2)
         assert float(second.max()) == pytest.approx(0.02, rel=1e-1)
 
-    def test_weight_decay_pulls_on_matrices_alone(self) -> None:
+    def test_weight_decay_applies_to_matrices_only(self) -> None:
         weights = base_weights()
         engine = self.started(
             ORDINARY.model_copy(update={"weight_decay": 0.5, "normalize_advantages": False})
@@ -367,13 +365,15 @@ class TrainEngineContract:
         rows = tuple(
             replace(each, advantages=np.zeros_like(each.advantages)) for each in given.rows
         )
-        engine.step(replace(given, rows=rows))  # there is no gradient: what moves was pulled
+        engine.step(
+            replace(given, rows=rows)
+        )  # there is no gradient: only weight decay changes weights
         for name, tensor in engine.weights().items():
             before = to_torch(weights[name]).float()
             left = 1 - 0.01 * 0.5 if before.dim() >= 2 else 1.0
             assert torch.allclose(to_torch(tensor), before * left, rtol=1e-6, atol=0), name
 
-    def test_a_loaded_engine_goes_on_bit_for_bit(self) -> None:
+    def test_a_loaded_engine_continues_bit_for_bit(self) -> None:
         config = TrainConfig(lr=1e-3, warmup_steps=3, minibatches=2)
         model = reference_model(base_weights())
         straight = self.started(config)
@@ -386,12 +386,12 @@ class TrainEngineContract:
         for given in batches[2:]:
             assert straight.step(given) == resumed.step(given)
         assert weights_digest(straight.weights()) == weights_digest(resumed.weights())
-        for (name, one), other in zip(
+        for (name, item), other in zip(
             straight.save()[0].items(), resumed.save()[0].values(), strict=True
         ):
-            assert one.bits.tobytes() == other.bits.tobytes(), name
+            assert item.bits.tobytes() == other.bits.tobytes(), name
 
-    def test_what_was_saved_does_not_follow_the_next_step(self) -> None:
+    def test_a_saved_state_is_not_changed_by_the_next_step(self) -> None:
         engine = self.started(ORDINARY)
         given = sampled_batch(reference_model(base_weights()))
         engine.step(given)
@@ -400,7 +400,7 @@ class TrainEngineContract:
         engine.step(replace(given, step=2))
         assert (weights_digest(tensors), json.dumps(state)) == before
 
-    def test_setting_weights_forgets_the_optimizer(self) -> None:
+    def test_setting_weights_resets_the_optimizer(self) -> None:
         given = sampled_batch(reference_model(base_weights()))
         fresh, used = self.started(ORDINARY), self.started(ORDINARY)
         used.step(given)
@@ -418,7 +418,7 @@ class TrainEngineContract:
         assert weights_digest(first[0]) == weights_digest(second[0])
         assert json.dumps(first[1]) == json.dumps(second[1])
 
-    def test_loading_puts_back_the_random_generators(self) -> None:
+    def test_loading_restores_the_random_generators(self) -> None:
         engine = self.started(ORDINARY)
         tensors, state = through_files(*engine.save())
         torch.rand(3)
@@ -438,7 +438,7 @@ class TrainEngineContract:
         with pytest.raises(CorruptError):
             engine.load(tensors, state | {"format": 999})
 
-    def test_a_row_that_cannot_be_trained_on_is_named_and_changes_nothing(self) -> None:
+    def test_an_invalid_row_is_named_and_changes_nothing(self) -> None:
         engine = self.started(ORDINARY)
         before = weights_digest(engine.weights())
         strange = replace(row(prompt=(1, 2), answer=(3, VOCAB)), min_version=0)
@@ -448,19 +448,19 @@ class TrainEngineContract:
             engine.step(batch(row(prompt=(1,), answer=(2,)), strange, step=2))
         assert weights_digest(engine.weights()) == before
 
-    def test_a_gradient_that_is_not_finite_is_left_out_and_counted(self) -> None:
+    def test_a_gradient_that_is_not_finite_is_skipped_and_counted(self) -> None:
         engine = self.started(ORDINARY)
         before = weights_digest(engine.weights())
         hopeless = row(prompt=(1, 2), answer=(3, 4), logprob=-1e30, advantage=-1.0)
         other = row(
             prompt=(1,), answer=(2,), advantage=1.0
-        )  # advantages are normalised over the batch: equal ones would be 0
+        )  # advantages are normalised over the batch; equal ones would become 0
         metrics = engine.step(batch(hopeless, other, step=1))
         assert metrics["trainer/skipped"] == 1.0
         assert all(np.isfinite(value) for value in metrics.values())
         assert weights_digest(engine.weights()) == before
 
-    def test_rows_without_loss_tokens_teach_nothing(self) -> None:
+    def test_rows_without_loss_tokens_have_no_gradient(self) -> None:
         engine = self.started(ORDINARY)
         before = weights_digest(engine.weights())
         silent = replace(row(prompt=(1, 2), answer=(3, 4)), loss_mask=np.zeros(4, dtype=bool))

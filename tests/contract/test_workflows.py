@@ -1,4 +1,6 @@
-"""What every workflow promises, and the rewards of the built-in ones, worked out by hand."""
+"""The contract of all workflows, and rewards of the built-in ones against values worked out by
+hand.
+"""
 
 from collections.abc import Mapping
 
@@ -21,22 +23,22 @@ APPROVE, REJECT = "<verify>approve</verify>", "15-3=12:12n\n<verify>reject</veri
 
 
 async def team(solver: tuple[str, ...], verifier: tuple[str, ...]) -> tuple[Episode, list[str]]:
-    """One episode of `actor_and_verify`, and the prompts the two were asked with."""
+    """Run one episode of `actor_and_verify`; return it and the prompts of both roles."""
     players = {
         "solver": scripted_player("solver", lines(*solver), version=3),
         "verifier": scripted_player("verifier", lines(*verifier), version=5),
     }
     episode = await run_episode(pool_of(ActorAndVerify(MathReward(5.0)), **players), PROMPT, seed=0)
     chat = players["solver"].chat
-    asked: list[str] = []
+    requested: list[str] = []
     for player in players.values():
         assert isinstance(player.engine, ScriptedEngine)
-        asked += [chat._tokenizer.decode(list(tokens)) for tokens, _ in player.engine.asked]
-    return episode, asked
+        requested += [chat._tokenizer.decode(list(tokens)) for tokens, _ in player.engine.asked]
+    return episode, requested
 
 
 @pytest.mark.parametrize("name", sorted(WORKFLOWS))
-async def test_every_sampled_token_has_its_policy_and_version_and_no_other_token_has(
+async def test_each_sampled_token_and_no_other_has_a_policy_and_a_version(
     name: str,
 ) -> None:
     workflow = make_workflow(WorkflowConfig(name=name), MathReward(5.0))
@@ -60,7 +62,7 @@ async def test_every_sampled_token_has_its_policy_and_version_and_no_other_token
         assert set(sequence.logprobs[prompt_length:].tolist()) == {-0.5}
 
 
-async def test_single_turn_is_worth_its_answer() -> None:
+async def test_a_single_turn_has_the_reward_of_its_answer() -> None:
     for answer, worth in ((RIGHT, 1.0), (WRONG, 0.0), (MUTE, 0.0)):
         pool = pool_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", lines(answer)))
         episode = await run_episode(pool, PROMPT, seed=0)
@@ -105,7 +107,7 @@ async def test_each_sequence_of_the_team_gets_its_own_reward(
     }
 
 
-async def test_the_team_is_asked_in_the_words_the_base_models_know() -> None:
+async def test_team_prompts_use_the_words_of_the_tiny_base_models() -> None:
     _, asked = await team((WRONG, RIGHT), (REJECT,))
     assert asked == [
         "<|user|>7+8-3=?<|end|><|assistant|>",
@@ -144,7 +146,7 @@ async def test_one_policy_may_play_both_roles() -> None:
     assert [sequence.policies for sequence in episode.sequences] == [("solver",)] * 3
 
 
-async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None:
+async def test_counts_of_rewards_are_summed_over_an_episodes_answers() -> None:
     class Counting:
         async def score(self, answer: str, prompt: Prompt) -> Judgement:
             return Judgement(0.0, {"tests_run": 3.0})
@@ -181,9 +183,7 @@ async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None
         ),
     ],
 )
-def test_a_workflow_that_cannot_be_built_says_which_setting_is_wrong(
-    config: WorkflowConfig, message: str
-) -> None:
+def test_an_invalid_workflow_setting_is_named(config: WorkflowConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_workflow(config, MathReward(5.0))
 
@@ -208,7 +208,7 @@ def test_a_workflow_that_cannot_be_built_says_which_setting_is_wrong(
         ),
     ],
 )
-def test_a_role_nobody_can_play_is_named(
+def test_a_role_without_a_policy_is_named(
     roles: dict[str, str], policies: Mapping[str, None], message: str
 ) -> None:
     config = WorkflowConfig(name="actor_and_verify", roles=roles)

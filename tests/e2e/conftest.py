@@ -1,5 +1,5 @@
-"""A local stack in a home of its own, on free ports, and its commands as a person types them; one
-for all tests that need no other.
+"""A local stack in its own home on free ports, and its command line; one stack for all tests that
+need no other.
 
 It is brought up as late and only as often as needed, and nothing of it is left at the end, whatever
 the tests did.
@@ -55,7 +55,7 @@ TRACES_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True)
-class Laptop:
+class LocalStack:
     """A home with a running stack."""
 
     home: Home
@@ -69,34 +69,34 @@ class Laptop:
         return runs.open_run(self.store, run_id)
 
     def run_folder(self, run_id: str) -> ObjectStore:
-        """The same before the run exists."""
+        """The folder of a run that may not exist yet."""
         return self.store.sub(layout.run_prefix(run_id))
 
     def wait_until(self, happened: Callable[[], bool], look_s: float = 0.2) -> None:
-        """Waits as long as the stack does something."""
+        """Wait while the stack makes progress."""
         wait_until(happened, self.home, self.stack, look_s)
 
     def astraflow(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command line, in another process that knows nothing but the home."""
+        """Run the command line in another process that gets only the home."""
         return self._command("astraflow", *arguments)
 
     def prefect(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Prefect's own command line, in the folder where it finds the stack's address."""
+        """Run Prefect's command in the folder with the stack's `prefect.toml`."""
         return self._command("prefect", *arguments)
 
     def start(self, run_id: str, *settings: str) -> str:
-        """Starts a run of the tests' recipe with `key=value` settings; returns its supervisor's
-        flow run.
+        """Start a run of the tests' recipe with `key=value` settings; return its supervisor's flow
+        run.
         """
         overrides = [part for setting in settings for part in ("--set", setting)]
-        said = self.astraflow(
+        result = self.astraflow(
             "run", "--recipe", str(RECIPE), "--run-id", run_id, *overrides, "--detach"
         )
-        assert said.returncode == 0, said.stderr
-        return said.stdout.split("/runs/flow-run/")[1].split()[0]
+        assert result.returncode == 0, result.stderr
+        return result.stdout.split("/runs/flow-run/")[1].split()[0]
 
     def wait_for_end(self, flow_run_id: str) -> str:
-        """Prefect's word for how a flow run ended."""
+        """Prefect's state name at the end of a flow run."""
         self.wait_until(lambda: flow_runs.read(self.stack.prefect_url, flow_run_id).final)
         return flow_runs.read(self.stack.prefect_url, flow_run_id).state
 
@@ -108,22 +108,24 @@ class Laptop:
         """Name → states, oldest first, of the run's flow runs and of the flow runs inside them."""
         tagged = FlowRunFilter(tags=FlowRunFilterTags(all_=[f"run:{run_id}"]))
         with connected(self.stack.prefect_url) as client:
-            found = client.read_flow_runs(flow_run_filter=tagged)
-            parents = FlowRunFilterParentFlowRunId(any_=[one.id for one in found])
-            found += client.read_flow_runs(
+            result = client.read_flow_runs(flow_run_filter=tagged)
+            parents = FlowRunFilterParentFlowRunId(any_=[item.id for item in result])
+            result += client.read_flow_runs(
                 flow_run_filter=FlowRunFilter(parent_flow_run_id=parents)
             )
         states: dict[str, list[str]] = {}
-        for one in sorted({one.id: one for one in found}.values(), key=lambda one: one.created):
-            states.setdefault(one.name, []).append(one.state.name)
+        for item in sorted(
+            {item.id: item for item in result}.values(), key=lambda item: item.created
+        ):
+            states.setdefault(item.name, []).append(item.state.name)
         return states
 
     def flow_processes(self) -> list[int]:
-        """Processes of flow runs that live."""
+        """Live processes of flow runs."""
         return flow_processes(self.home)
 
     def flow_log(self, flow_run_id: str) -> str:
-        """What the process of a flow run printed."""
+        """The output of the process of a flow run."""
         return (self.home.flow_logs / f"{flow_run_id}.log").read_text()
 
     def _command(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -147,9 +149,7 @@ class Laptop:
 def wait_until(
     happened: Callable[[], bool], home: Home, running: Stack, look_s: float = 0.2
 ) -> None:
-    """Waits as long as the stack leaves new traces: objects, what members say, states of flow runs,
-    processes.
-    """
+    """Wait while the stack leaves new traces: objects, heartbeats, states of flow runs, processes."""
     seen, looked_at, moved_at = _traces(home, running), time.monotonic(), time.monotonic()
     while not happened():
         time.sleep(look_s)
@@ -165,36 +165,36 @@ def wait_until(
 
 
 def _traces(home: Home, running: Stack) -> tuple[object, ...]:
-    """What changes while a stack works. Counters of time and traffic grow in idle members, too, and
-    are left out.
+    """The traces of a working stack. Counters of time and traffic are left out because they also
+    grow in idle members.
     """
     store = open_store(running.store_url)
     keys = [key for key in store.list() if f"/{layout.HEARTBEATS}" not in key]
     said = [
         (
             run_id,
-            beat.id,
-            beat.attempt,
-            beat.state,
-            beat.note,
-            getattr(beat.progress, "base_model", None),
-            getattr(beat.progress, "episodes", None),
+            heartbeat.id,
+            heartbeat.attempt,
+            heartbeat.state,
+            heartbeat.note,
+            getattr(heartbeat.progress, "base_model", None),
+            getattr(heartbeat.progress, "episodes", None),
         )
         for run_id in runs.read_all(store).ids
-        for beat in heartbeats.readable(store.sub(layout.run_prefix(run_id)))
+        for heartbeat in heartbeats.readable(store.sub(layout.run_prefix(run_id)))
     ]
     return len(keys), tuple(said), _flow_states(running.prefect_url), tuple(flow_processes(home))
 
 
 def _flow_states(api_url: str) -> tuple[tuple[str, str], ...]:
-    """Empty while the server does not answer."""
+    """Names and states of the flow runs; empty while the server does not respond."""
     try:
         with connected(api_url) as client:
             return tuple(
                 sorted(
-                    (str(one.id), one.state.name)
-                    for one in client.read_flow_runs()
-                    if one.state is not None
+                    (str(item.id), item.state.name)
+                    for item in client.read_flow_runs()
+                    if item.state is not None
                 )
             )
     except (ConfigError, PrefectHTTPStatusError):
@@ -202,45 +202,41 @@ def _flow_states(api_url: str) -> tuple[tuple[str, str], ...]:
 
 
 def flow_processes(home: Home) -> list[int]:
-    """Processes of flow runs that live."""
-    found = []
-    for one in processes.marked(str(home.root)):
-        with suppress(psutil.NoSuchProcess):  # it ends at this moment; a zombie counts as ended
-            if "deployments.registration.flow_entrypoint" in one.cmdline():
-                found.append(one.pid)
-    return found
+    """Live processes of flow runs."""
+    results = []
+    for item in processes.marked(str(home.root)):
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile; a zombie counts as ended
+            if "deployments.registration.flow_entrypoint" in item.cmdline():
+                results.append(item.pid)
+    return results
 
 
 @pytest.fixture(scope="session")
-def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     with stack_in(Home(tmp_path_factory.mktemp("laptop") / "home")) as laptop:
         yield laptop
 
 
 @contextmanager
-def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Laptop]:
-    """A stack that was brought up with these environment variables, until the block is left."""
+def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[LocalStack]:
+    """A stack that is started with these environment variables and stopped at the end of the block."""
     try:
         up = _up(home, variables)
-        with (
-            pytest.MonkeyPatch.context() as patch
-        ):  # so that clients in this process are known to the servers
+        with pytest.MonkeyPatch.context() as patch:  # for clients in this process
             complete = environment.of_stack(home, up, {})
             for name in (environment.PREFECT_AUTH, *environment.MLFLOW_AUTH):
                 if name in complete:
                     patch.setenv(name, complete[name])
-            yield Laptop(home, up)
+            yield LocalStack(home, up)
     finally:
         try:
             with _own_environment():
                 up_down.down(home, lambda words: None)
         finally:
             for left in processes.marked(str(home.root)):
-                with suppress(ProcessLookupError):  # it ended meanwhile
+                with suppress(ProcessLookupError):  # it has ended meanwhile
                     os.kill(left.pid, signal.SIGKILL)
-            until(
-                lambda: processes.marked(str(home.root)) == []
-            )  # a zombie, which nobody waits for, counts as ended
+            until(lambda: processes.marked(str(home.root)) == [])  # a zombie counts as ended
 
 
 def _up(home: Home, variables: Mapping[str, str]) -> Stack:
@@ -252,9 +248,7 @@ def _up(home: Home, variables: Mapping[str, str]) -> Stack:
 
 
 class _own_environment:  # noqa: N801  # a context manager reads like a function
-    """The stack's commands make this process speak to the stack; afterwards the other tests have
-    their environment back.
-    """
+    """Restore the environment of this process after commands of the stack have set its addresses."""
 
     def __enter__(self) -> None:
         self._before = dict(os.environ)
@@ -267,8 +261,8 @@ class _own_environment:  # noqa: N801  # a context manager reads like a function
 
 
 def _free_port() -> int:
-    """One that the system chose: two stacks that start at once would both find the usual one
-    free.
+    """A port chosen by the operating system: two stacks that start at the same time would both find
+    the usual one free.
     """
     with socket.socket() as probe:
         probe.bind((HOST, 0))

@@ -1,6 +1,4 @@
-"""A whole run, through the commands that a person types; what they print for programs is as
-docs/schemas.md says.
-"""
+"""A whole run through the command line; the JSON output follows docs/schemas.md."""
 
 import json
 import math
@@ -14,7 +12,7 @@ import pytest
 from deployments.registration import flow_runs
 from deployments.registration.client import connected
 from storage.run import runs
-from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop
+from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, LocalStack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
@@ -26,27 +24,29 @@ SET = [part for key, value in REGIONS.items() for part in ("--set", f"{key}={val
 
 
 @pytest.fixture(scope="module")
-def said(laptop: Laptop) -> str:
-    """What `astraflow run` printed; the run is named `first`."""
+def run_output(laptop: LocalStack) -> str:
+    """The output of `astraflow run`; the run is named `first`."""
     done = laptop.astraflow("run", "--recipe", str(RECIPE), "--run-id", "first", *SET)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout
 
 
-def test_the_run_command_shows_the_run_and_tells_its_end(said: str) -> None:
+def test_the_run_command_shows_progress_and_the_end_of_the_run(run_output: str) -> None:
     assert re.search(
-        r"^first: completed after \d+:\d\d; all policies reached version 6$", said, re.MULTILINE
+        r"^first: completed after \d+:\d\d; all policies reached version 6$",
+        run_output,
+        re.MULTILINE,
     )
     assert re.search(
         rf"the policy alone: \d+\.\d% → \d+\.\d% of {PROBLEMS} held-out problems \(version 0 → 6\)",
-        said,
+        run_output,
     )
-    assert "verify: clean" in said
-    assert "/runs/first/report.html" in said
+    assert "verify: clean" in run_output
+    assert "/runs/first/report.html" in run_output
 
 
-def test_status_is_what_its_schema_says(laptop: Laptop, said: str) -> None:
+def test_the_json_of_status_follows_its_schema(laptop: LocalStack, run_output: str) -> None:
     status = _json(laptop, "status", "first", "--json")
     assert {
         "run_id": "first",
@@ -95,7 +95,7 @@ def test_status_is_what_its_schema_says(laptop: Laptop, said: str) -> None:
     }
 
 
-def test_runs_lists_the_run(laptop: Laptop, said: str) -> None:
+def test_runs_lists_the_run(laptop: LocalStack, run_output: str) -> None:
     (run,) = [run for run in _json(laptop, "runs", "--json") if run["run_id"] == "first"]
     assert (run["state"], run["deployment"], run["steps"]) == (
         "completed",
@@ -106,7 +106,7 @@ def test_runs_lists_the_run(laptop: Laptop, said: str) -> None:
     assert run["started"] == runs.read_run(laptop.run("first")).created_s
 
 
-def test_the_books_of_the_run_balance(laptop: Laptop, said: str) -> None:
+def test_the_ledger_of_the_run_balances(laptop: LocalStack, run_output: str) -> None:
     verdict = _json(laptop, "verify", "first", "--json")
     assert (verdict["ok"], verdict["violations"], verdict["quarantined"]) == (True, [], 0)
     assert verdict["orders"] >= STEPS
@@ -121,7 +121,9 @@ def test_the_books_of_the_run_balance(laptop: Laptop, said: str) -> None:
     )
 
 
-def test_the_report_needs_nothing_but_itself(laptop: Laptop, said: str, tmp_path: Path) -> None:
+def test_the_report_loads_no_external_resource(
+    laptop: LocalStack, run_output: str, tmp_path: Path
+) -> None:
     assert (
         laptop.astraflow("report", "first", "--out", str(tmp_path / "report.html")).returncode == 0
     )
@@ -134,15 +136,15 @@ def test_the_report_needs_nothing_but_itself(laptop: Laptop, said: str, tmp_path
     assert loaded == []
 
 
-def test_an_exported_policy_speaks_in_transformers(
-    laptop: Laptop, said: str, tmp_path: Path
+def test_an_exported_policy_generates_text_in_transformers(
+    laptop: LocalStack, run_output: str, tmp_path: Path
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     out = tmp_path / "solver"
-    told = laptop.astraflow("export", "first", "solver", "--out", str(out))
-    assert told.stdout.strip() == f"solver version {STEPS} is in {out}"
+    result = laptop.astraflow("export", "first", "solver", "--out", str(out))
+    assert result.stdout.strip() == f"solver version {STEPS} is in {out}"
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(out)
     prompt = tokenizer.apply_chat_template(
@@ -158,16 +160,18 @@ def test_an_exported_policy_speaks_in_transformers(
     assert isinstance(tokenizer.decode(answer[0]), str)
 
 
-def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(laptop: Laptop, said: str) -> None:
+def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(
+    laptop: LocalStack, run_output: str
+) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of MLflow's own making
+        warnings.simplefilter("ignore")  # created by MLflow itself
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(laptop.stack.mlflow_url, laptop.stack.mlflow_url)
         experiment = client.get_experiment_by_name("astraflow")
-        found = client.search_runs([experiment.experiment_id], "tags.`astraflow.run_id` = 'first'")
-        (parent,) = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
-        children = {run.data.tags["astraflow.policy"]: run for run in found if run != parent}
+        result = client.search_runs([experiment.experiment_id], "tags.`astraflow.run_id` = 'first'")
+        (parent,) = [run for run in result if "mlflow.parentRunId" not in run.data.tags]
+        children = {run.data.tags["astraflow.policy"]: run for run in result if run != parent}
         assert sorted(children) == POLICIES
         for policy, child in children.items():
             assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
@@ -180,16 +184,16 @@ def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(laptop: Laptop, s
                 child.info.run_id,
                 {"astraflow.version": str(STEPS)},
             )
-        assert {run.info.status for run in found} == {"FINISHED"}
+        assert {run.info.status for run in result} == {"FINISHED"}
         team = client.get_metric_history(parent.info.run_id, "eval/team/accuracy")
         assert [point.step for point in team] == [0, 3, 6]
         assert {"config.json", "report.html"} <= {
-            one.path for one in client.list_artifacts(parent.info.run_id)
+            item.path for item in client.list_artifacts(parent.info.run_id)
         }
 
 
-def test_a_completed_run_is_not_started_again_and_the_reason_is_one_sentence(
-    laptop: Laptop, said: str
+def test_a_completed_run_is_not_restarted_and_the_reason_is_one_sentence(
+    laptop: LocalStack, run_output: str
 ) -> None:
     sentence = "run first is completed; choose another run id"
     refused = laptop.astraflow(
@@ -214,7 +218,7 @@ def test_a_completed_run_is_not_started_again_and_the_reason_is_one_sentence(
     assert "Traceback" not in laptop.flow_log(again)
 
 
-def test_every_parameter_of_the_form_has_a_type_and_a_description(laptop: Laptop) -> None:
+def test_every_parameter_of_the_form_has_a_type_and_a_description(laptop: LocalStack) -> None:
     with connected(laptop.stack.prefect_url) as client:
         form = client.read_deployment_by_name("astraflow/multi-policy").parameter_openapi_schema[
             "properties"
@@ -238,7 +242,7 @@ def test_every_parameter_of_the_form_has_a_type_and_a_description(laptop: Laptop
         assert len(field["description"]) > 15, name
 
 
-def _json(laptop: Laptop, *arguments: str) -> Any:
+def _json(laptop: LocalStack, *arguments: str) -> Any:
     done = laptop.astraflow(*arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -1,5 +1,5 @@
-"""A run after kills, cancellations and restarts: it completes or is cancelled, and `verify` is
-clean.
+"""A run after kills, cancellations and restarts: it completes or is cancelled, and `verify` finds
+no violation.
 
 The runs here take one small step after the other, so that there is a middle to disturb.
 """
@@ -17,7 +17,7 @@ from storage.coordination import heartbeats
 from storage.records.control import Stop
 from storage.run import runs
 from storage.weights import manifests
-from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop
+from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, LocalStack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
@@ -32,10 +32,10 @@ SLOWLY = (
 ENDLESSLY = ("steps=10000", *SLOWLY[1:])
 
 
-def test_prefects_own_command_starts_a_run_that_survives_the_kill_of_its_members(
-    laptop: Laptop,
+def test_a_run_started_by_prefects_command_survives_kills_of_its_members(
+    laptop: LocalStack,
 ) -> None:
-    said = laptop.prefect(
+    result = laptop.prefect(
         *(
             "deployment",
             "run",
@@ -47,8 +47,8 @@ def test_prefects_own_command_starts_a_run_that_survives_the_kill_of_its_members
         ),
         *("--param", f"steps={STEPS}", "--param", "max_staleness=0"),
     )
-    assert said.returncode == 0, said.stderr
-    flow_run = said.stdout.split("UUID: ")[1].split()[0]
+    assert result.returncode == 0, result.stderr
+    flow_run = result.stdout.split("UUID: ")[1].split()[0]
     victims = {"rollout-us-east-0": 2, "trainer-solver": 6, "dataflow": 10}
     for victim, version in victims.items():
         _wait_for_version(laptop, "killed", version)
@@ -66,8 +66,8 @@ def test_prefects_own_command_starts_a_run_that_survives_the_kill_of_its_members
     assert {state for found in states.values() for state in found} == {"Crashed", "Completed"}
 
 
-def test_a_run_cancelled_in_prefect_is_taken_up_by_its_run_id_even_after_the_loss_of_its_supervisor(
-    laptop: Laptop,
+def test_a_run_cancelled_in_prefect_is_resumed_also_after_its_supervisor_is_lost(
+    laptop: LocalStack,
 ) -> None:
     flow_run = laptop.start("resumed", *SLOWLY)
     _wait_for_version(laptop, "resumed", 3)
@@ -92,7 +92,7 @@ def test_a_run_cancelled_in_prefect_is_taken_up_by_its_run_id_even_after_the_los
     assert laptop.flow_runs("resumed")["resumed"] == ["Cancelled", "Crashed", "Completed"]
 
 
-def test_a_run_stopped_while_it_is_starting_leaves_nothing_behind(laptop: Laptop) -> None:
+def test_a_run_stopped_during_its_start_leaves_no_process(laptop: LocalStack) -> None:
     flow_run = laptop.start("stopped", *SLOWLY)
     laptop.wait_until(lambda: laptop.run_folder("stopped").exists(layout.RUN))
     laptop.wait_until(lambda: len(heartbeats.readable(laptop.run("stopped"))) > 2)
@@ -100,7 +100,7 @@ def test_a_run_stopped_while_it_is_starting_leaves_nothing_behind(laptop: Laptop
     _has_left_cleanly(laptop, "stopped", flow_run)
 
 
-def test_a_run_has_one_supervisor_and_can_be_cancelled_before_it_began(laptop: Laptop) -> None:
+def test_a_run_has_one_supervisor_and_can_be_cancelled_before_its_start(laptop: LocalStack) -> None:
     first = laptop.start("twice", *ENDLESSLY)
     _wait_for_version(laptop, "twice", 1)
     assert laptop.wait_for_end(laptop.start("twice", *ENDLESSLY)) == "Failed"
@@ -113,8 +113,8 @@ def test_a_run_has_one_supervisor_and_can_be_cancelled_before_it_began(laptop: L
     assert laptop.wait_for_end(again) == "Cancelled"
 
     never = laptop.start("never", *SLOWLY)
-    said = laptop.astraflow("cancel", "never")
-    assert (said.returncode, said.stdout) == (0, "never is cancelled; it had not started\n")
+    result = laptop.astraflow("cancel", "never")
+    assert (result.returncode, result.stdout) == (0, "never is cancelled; it had not started\n")
     assert laptop.wait_for_end(never) == "Cancelled"
     assert not laptop.run_folder("never").exists(layout.batch("solver", 1)), (
         "its process may have begun meanwhile, and has left"
@@ -122,28 +122,30 @@ def test_a_run_has_one_supervisor_and_can_be_cancelled_before_it_began(laptop: L
     laptop.wait_until(lambda: laptop.flow_processes() == [])
 
 
-def _wait_for_version(laptop: Laptop, run_id: str, version: int) -> None:
-    """Until every policy has reached it."""
+def _wait_for_version(laptop: LocalStack, run_id: str, version: int) -> None:
+    """Wait until every policy has reached the version."""
     run = laptop.run_folder(run_id)
     laptop.wait_until(lambda: all(manifests.exists(run, policy, version) for policy in POLICIES))
 
 
-def _last_version(laptop: Laptop, run_id: str) -> int:
-    """That every policy has reached."""
+def _last_version(laptop: LocalStack, run_id: str) -> int:
+    """The lowest version that every policy has reached."""
     return min(manifests.latest(laptop.run(run_id), policy) or 0 for policy in POLICIES)
 
 
-def _is_clean(laptop: Laptop, run_id: str) -> None:
-    said = laptop.astraflow("verify", run_id)
-    assert said.returncode == 0, said.stdout
+def _is_clean(laptop: LocalStack, run_id: str) -> None:
+    result = laptop.astraflow("verify", run_id)
+    assert result.returncode == 0, result.stdout
 
 
-def _attempts(laptop: Laptop, run_id: str) -> dict[str, int]:
+def _attempts(laptop: LocalStack, run_id: str) -> dict[str, int]:
     return {beat.id: beat.attempt for beat in heartbeats.readable(laptop.run(run_id))}
 
 
-def _has_left_cleanly(laptop: Laptop, run_id: str, flow_run_id: str) -> None:
-    """The run is cancelled: for its person, in Prefect, in the store, and as processes."""
+def _has_left_cleanly(laptop: LocalStack, run_id: str, flow_run_id: str) -> None:
+    """Check that the run is cancelled on the command line, in Prefect, in the store, and as
+    processes.
+    """
     assert laptop.wait_for_end(flow_run_id) == "Cancelled"
     laptop.wait_until(lambda: laptop.flow_processes() == [])
     assert json.loads(laptop.astraflow("status", run_id, "--json").stdout)["state"] == "cancelled"

@@ -1,5 +1,5 @@
-"""A run whose store and whose two regional mirrors are on S3, by configuration alone: the mirrors
-on another server than the home store, and every credential in a Prefect block.
+"""A run with its store and two regional mirrors on S3, set up by configuration only: the mirrors on
+another server than the home store, every credential in a Prefect block.
 """
 
 import json
@@ -20,7 +20,7 @@ from storage.records.progress import MirrorProgress, RolloutProgress
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
 from tasks.services.prefect_settings import settings_for
-from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop, stack_in
+from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, LocalStack, stack_in
 from tests.support.stores.s3_process import s3_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(E2E_TIMEOUT_S)]
@@ -36,8 +36,8 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[str, str]]:
-    """The addresses of the home store's server and of the mirrors', with their buckets. This
-    process reaches the first as the environment says; the stack's processes know nothing of that.
+    """Addresses of the home store's server and of the mirrors' server, with their buckets. This
+    process uses the first by its environment; the stack's processes do not have these variables.
     """
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {**KEYS, "AWS_DEFAULT_REGION": "us-east-1"}.items():
@@ -48,7 +48,9 @@ def servers() -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def cloud(servers: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
+def cloud(
+    servers: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalStack]:
     named = {
         "ASTRAFLOW_STORE": HOME,
         "ASTRAFLOW_STORE_SECRET": "store",
@@ -71,10 +73,10 @@ def mirrors(servers: tuple[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def said(cloud: Laptop, mirrors: dict[str, str]) -> str:
-    """What `astraflow run` printed; the run is named `far`, and over when its report is there. The
-    weights decay so fast that every step changes them. Looks are few, since each costs the test's
-    servers some milliseconds of CPU.
+def run_output(cloud: LocalStack, mirrors: dict[str, str]) -> str:
+    """The output of `astraflow run`; the run is named `far` and is complete when its report exists.
+    The weight decay is high, so that every step changes the weights. Polls are rare because each
+    costs the test's servers some milliseconds of CPU.
     """
     settings = [
         f"steps={STEPS}",
@@ -89,19 +91,21 @@ def said(cloud: Laptop, mirrors: dict[str, str]) -> str:
     ]
     settings += [f"rollout.regions.{region}.mirror={url}" for region, url in mirrors.items()]
     assigned = [part for setting in settings for part in ("--set", setting)]
-    told = cloud.astraflow("run", "--recipe", str(RECIPE), "--run-id", "far", *assigned, "--detach")
-    assert (told.returncode, told.stderr) == (0, ""), told.stdout + told.stderr
+    result = cloud.astraflow(
+        "run", "--recipe", str(RECIPE), "--run-id", "far", *assigned, "--detach"
+    )
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout + result.stderr
     cloud.wait_until(lambda: cloud.run_folder("far").exists(layout.REPORT), look_s=1.0)
-    return told.stdout
+    return result.stdout
 
 
 @pytest.fixture
-def run(cloud: Laptop, said: str) -> ObjectStore:
+def run(cloud: LocalStack, run_output: str) -> ObjectStore:
     return cloud.run("far")
 
 
-def test_the_run_completes_and_its_books_balance(cloud: Laptop, said: str) -> None:
-    assert "far is started" in said
+def test_the_run_completes_and_its_ledger_balances(cloud: LocalStack, run_output: str) -> None:
+    assert "far is started" in run_output
     status = _json(cloud, "status", "far", "--json")
     assert (status["state"], status["reason"]) == (
         "completed",
@@ -142,20 +146,18 @@ def test_weights_cross_once_and_are_read_in_the_region(run: ObjectStore) -> None
             assert worker.progress.weights_bytes_mirror[policy] > 0
 
 
-def test_commands_read_the_store_that_the_stack_was_brought_up_with(
-    cloud: Laptop, said: str
-) -> None:
+def test_commands_use_the_store_of_the_stack(cloud: LocalStack, run_output: str) -> None:
     assert [row["version"] for row in _json(cloud, "weights", "far", "solver", "--json")] == list(
         range(STEPS + 1)
     )
     assert cloud.astraflow("report", "far").stdout == f"{HOME}/runs/far/report.html\n"
 
 
-def test_the_keys_stand_in_no_object_no_log_and_no_record_of_the_stack(
-    cloud: Laptop, run: ObjectStore, mirrors: dict[str, str], said: str
+def test_no_object_log_or_stack_record_contains_the_credentials(
+    cloud: LocalStack, run: ObjectStore, mirrors: dict[str, str], run_output: str
 ) -> None:
-    """The stack's folder holds its logs, its record, and all that Prefect knows: parameters, pools
-    and the block, encrypted.
+    """The folder of the stack has its logs, its record, and Prefect's database: parameters, work
+    pools and the encrypted block.
     """
     places = [cloud.store, *map(open_store, mirrors.values())]
     bodies = {f"{store.url}/{key}": store.get(key) for store in places for key in store.list()}
@@ -169,11 +171,11 @@ def test_the_keys_stand_in_no_object_no_log_and_no_record_of_the_stack(
             "GET", "/block_types/slug/secret/block_documents"
         ).content
     for text in KEYS.values():
-        assert text not in said
+        assert text not in run_output
         assert [name for name, body in bodies.items() if text.encode() in body] == []
 
 
-def _json(cloud: Laptop, *arguments: str) -> Any:
+def _json(cloud: LocalStack, *arguments: str) -> Any:
     done = cloud.astraflow(*arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

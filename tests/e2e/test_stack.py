@@ -1,4 +1,4 @@
-"""The local stack, for real: processes, ports, a Prefect server, workers. One stack serves all
+"""The local stack with real processes, ports, a Prefect server and workers. One stack serves all
 tests here, in their order.
 """
 
@@ -50,7 +50,7 @@ def probe(seconds: float = 0.0) -> str:
 
 @dataclass(kw_only=True)
 class World:
-    """A home of its own, with a stack in it whose usual ports are taken."""
+    """A home with a stack whose usual ports are taken."""
 
     home: Home
     folder: Path
@@ -77,24 +77,24 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         patch.setattr(plan, "PREFECT_PORT", taken[0])
         patch.setattr(plan, "MLFLOW_PORT", taken[1])
         _leave_a_stale_record(home)
-        said: list[str] = []
+        messages: list[str] = []
         try:
             yield World(
                 home=home,
                 folder=folder,
                 taken=taken,
-                stack=up_down.up(home, said.append, wait_for_mlflow=False),
-                said=said,
+                stack=up_down.up(home, messages.append, wait_for_mlflow=False),
+                said=messages,
             )
         finally:
-            up_down.down(home, said.append)
+            up_down.down(home, messages.append)
             for listener in listeners:
                 listener.close()
             os.environ.clear()
             os.environ.update(environment)
 
 
-def test_up_survives_a_stale_record_and_leaves_taken_ports_to_their_owners(world: World) -> None:
+def test_up_replaces_a_stale_record_and_avoids_taken_ports(world: World) -> None:
     assert len(world.stack.processes) == 5
     assert all(map(processes.is_alive, world.stack.processes))
     ports = {
@@ -105,7 +105,7 @@ def test_up_survives_a_stale_record_and_leaves_taken_ports_to_their_owners(world
     assert not ports & set(world.taken)
 
 
-def test_all_deployments_are_registered_and_the_nightly_ones_are_off(world: World) -> None:
+def test_all_deployments_are_registered_and_the_nightly_schedules_are_off(world: World) -> None:
     with connected(world.stack.prefect_url) as client:
         registered = client.read_deployments()
         wanted = Counter(deployment.name for deployment in deployments.DEPLOYMENTS)
@@ -126,7 +126,7 @@ def test_a_second_up_starts_nothing_and_waits_for_mlflow(world: World) -> None:
 EVIL = {"origin": "http://evil.example"}
 
 
-def test_prefect_asks_for_the_secret_before_it_reads_or_runs_anything(world: World) -> None:
+def test_prefect_requires_the_secret_for_every_request(world: World) -> None:
     deployment = _deployment_id(world)
     run_a_command = {"job_variables": {"command": "touch /tmp/evil"}}
     with httpx.Client(base_url=world.stack.prefect_url, trust_env=False) as anyone:
@@ -150,7 +150,7 @@ def test_prefect_asks_for_the_secret_before_it_reads_or_runs_anything(world: Wor
         assert known.post("flow_runs/count", json={}).json() == 0
 
 
-async def test_prefects_event_stream_asks_for_the_secret(world: World) -> None:
+async def test_prefects_event_stream_requires_the_secret(world: World) -> None:
     stream = f"{world.stack.prefect_url.replace('http', 'ws')}/events/out"
     async with connect(stream, subprotocols=[Subprotocol("prefect")], proxy=None) as anyone:
         await anyone.send(json.dumps({"type": "auth", "token": "astraflow:wrong"}))
@@ -169,28 +169,28 @@ async def test_prefects_event_stream_asks_for_the_secret(world: World) -> None:
                     break
 
 
-def test_mlflow_asks_for_the_secret_too(world: World) -> None:
+def test_mlflow_requires_the_secret(world: World) -> None:
     search = f"{world.stack.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=5"
     secret = {"authorization": auth.basic(auth.create(world.home))}
     with httpx.Client(trust_env=False) as client:
         assert client.get(search).status_code == 401
         assert client.get(search, headers={**secret, **EVIL}).status_code == 403
         assert [
-            one["name"] for one in client.get(search, headers=secret).json()["experiments"]
+            item["name"] for item in client.get(search, headers=secret).json()["experiments"]
         ] == ["Default"]
 
 
 def test_the_printed_address_logs_a_browser_in(world: World) -> None:
-    """As its page does, which reads what follows the #."""
+    """Send the request as the page does, which reads the text after the `#`."""
     for address in (pages.prefect(world.home, world.stack), pages.mlflow(world.home, world.stack)):
         login, _, ticket = address.removesuffix("/").partition("#")
         with httpx.Client(trust_env=False) as browser:
             assert browser.get(login).headers["content-type"].startswith("text/html")
-            told = browser.post(login, headers={"authorization": f"Ticket {ticket}"})
-            assert told.status_code == 200
+            response = browser.post(login, headers={"authorization": f"Ticket {ticket}"})
+            assert response.status_code == 200
             assert browser.get(world.stack.mlflow_url).text.lower().startswith("<!doctype html>")
-            if told.text:
-                stored = {"authorization": f"Basic {told.text}"}
+            if response.text:
+                stored = {"authorization": f"Basic {response.text}"}
                 assert (
                     browser.get(
                         f"{world.stack.prefect_url}/admin/version", headers=stored
@@ -199,11 +199,11 @@ def test_the_printed_address_logs_a_browser_in(world: World) -> None:
                 )
 
 
-def test_the_home_is_its_owners_only(world: World) -> None:
+def test_only_the_owner_may_read_the_home(world: World) -> None:
     assert list(world.home.exposed()) == []
     assert world.home.record.exists()
     assert (world.home.prefect / "prefect.db").exists()
-    assert [one for one in world.home.logs.glob("*.log") if one.stat().st_mode & OTHERS] == []
+    assert [item for item in world.home.logs.glob("*.log") if item.stat().st_mode & OTHERS] == []
 
 
 def test_servers_listen_on_the_loopback_interface_only(world: World) -> None:
@@ -211,22 +211,22 @@ def test_servers_listen_on_the_loopback_interface_only(world: World) -> None:
         server = world.stack.process(name)
         assert server is not None
         listened = [
-            one.laddr.ip
-            for one in psutil.Process(server.pid).net_connections()
-            if one.status == psutil.CONN_LISTEN
+            item.laddr.ip
+            for item in psutil.Process(server.pid).net_connections()
+            if item.status == psutil.CONN_LISTEN
         ]
         assert listened == ["127.0.0.1"]
 
 
-def test_servers_have_no_keys_of_the_store(world: World) -> None:
-    for one in world.stack.processes:
-        inherited = psutil.Process(one.pid).environ()
-        assert (inherited.get("AWS_SECRET_ACCESS_KEY") == "hidden") == one.name.startswith(
+def test_servers_have_no_credentials_of_the_store(world: World) -> None:
+    for item in world.stack.processes:
+        inherited = psutil.Process(item.pid).environ()
+        assert (inherited.get("AWS_SECRET_ACCESS_KEY") == "hidden") == item.name.startswith(
             "worker"
-        ), one.name
+        ), item.name
 
 
-def test_up_replaces_only_what_died(world: World) -> None:
+def test_up_restarts_only_dead_processes(world: World) -> None:
     victim = world.stack.process("worker-trainers")
     assert victim is not None
     os.kill(victim.pid, signal.SIGKILL)
@@ -240,10 +240,8 @@ def test_up_replaces_only_what_died(world: World) -> None:
     world.stack = mended
 
 
-def test_an_active_schedule_plans_runs(world: World) -> None:
-    """With a SQLAlchemy that Prefect does not know, the scheduler creates none, and says
-    nothing.
-    """
+def test_an_active_schedule_creates_flow_runs(world: World) -> None:
+    """With an unsupported SQLAlchemy, the scheduler creates no flow runs and logs nothing."""
     probe = Deployment(
         flow="probe",
         name="probe",
@@ -267,7 +265,7 @@ def test_an_active_schedule_plans_runs(world: World) -> None:
     _wait(world, lambda: _planned_runs(world, "cron") > 0)
 
 
-def test_registering_again_keeps_a_schedule_as_the_person_left_it(world: World) -> None:
+def test_registering_again_does_not_change_a_schedule_that_a_user_set(world: World) -> None:
     nightly = Deployment(
         flow="probe",
         name="cron",
@@ -283,7 +281,7 @@ def test_registering_again_keeps_a_schedule_as_the_person_left_it(world: World) 
         ] == [True]
 
 
-def test_prefects_own_command_finds_the_stack_without_any_environment(world: World) -> None:
+def test_prefects_command_reaches_the_stack_without_environment_variables(world: World) -> None:
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     command = [
         sys.executable,
@@ -295,17 +293,17 @@ def test_prefects_own_command_finds_the_stack_without_any_environment(world: Wor
         "--param",
         "seconds=0",
     ]
-    said = subprocess.run(
+    result = subprocess.run(
         command, cwd=world.home.root, env=bare, capture_output=True, text=True, check=True
     ).stdout
-    flow_run_id = said.split("UUID: ")[1].split()[0]
+    flow_run_id = result.split("UUID: ")[1].split()[0]
     _wait(world, lambda: flow_runs.read(world.stack.prefect_url, flow_run_id).state == "Completed")
     printed = (world.home.flow_logs / f"{flow_run_id}.log").read_text()
     assert f"store {world.stack.store_url}" in printed
     assert (world.home.flow_logs / f"{flow_run_id}.log").stat().st_mode & OTHERS == 0
 
 
-def test_the_secret_is_in_no_log_and_in_nothing_that_prefect_keeps(world: World) -> None:
+def test_the_secret_is_in_no_log_and_not_in_prefects_database(world: World) -> None:
     password = auth.create(world.home).partition(":")[2].encode()
     kept = [
         path
@@ -315,7 +313,7 @@ def test_the_secret_is_in_no_log_and_in_nothing_that_prefect_keeps(world: World)
     assert sorted(kept) == [world.home.auth, world.home.prefect_toml]
 
 
-def test_down_cancels_what_runs_and_leaves_no_process(world: World) -> None:
+def test_down_cancels_flow_runs_and_leaves_no_process(world: World) -> None:
     url = world.stack.prefect_url
     running = flow_runs.start(url, "probe/probe", {"seconds": 600.0}, "a long one", [])
     _wait(world, lambda: flow_runs.read(url, running.id).state == "Running")
@@ -333,8 +331,8 @@ def test_down_cancels_what_runs_and_leaves_no_process(world: World) -> None:
 
 
 def _leave_a_stale_record(home: Home) -> None:
-    """As if the machine had been switched off: ids that now belong to others, this very process
-    among them.
+    """Write a record as after a power loss: its process ids now belong to other processes, one of
+    them to this one.
     """
     home.create()
     stale = {"name": "prefect-server", "pid": os.getpid(), "created_s": 1.0, "log": ""}
@@ -366,8 +364,8 @@ def _deployment_id(world: World) -> str:
 def _planned_runs(world: World, deployment: str) -> int:
     with connected(world.stack.prefect_url) as client:
         which = DeploymentFilter(name=DeploymentFilterName(any_=[deployment]))
-        found = client.read_flow_runs(deployment_filter=which)
-        return sum(run.state is not None and run.state.is_scheduled() for run in found)
+        result = client.read_flow_runs(deployment_filter=which)
+        return sum(run.state is not None and run.state.is_scheduled() for run in result)
 
 
 def _lives(process: psutil.Process) -> bool:

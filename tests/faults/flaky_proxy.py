@@ -1,5 +1,5 @@
-"""A proxy in front of an HTTP server that injects faults: one for each request, taken from a list,
-then none.
+"""A proxy in front of an HTTP server that injects faults: one per request, taken from a list, then
+none.
 
 "drop"      the connection breaks before the server sees the request
 "refuse"    503 without asking the server
@@ -29,9 +29,7 @@ ANSWERS = {
 
 
 class FlakyProxy(ThreadingTCPServer):
-    """Listens on a free port of this machine while its `with` block lasts; `address` is what
-    clients connect to.
-    """
+    """Listen on a free local port during the `with` block; clients connect to `address`."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -53,7 +51,7 @@ class FlakyProxy(ThreadingTCPServer):
         )
 
     def fail(self, faults: Iterable[str]) -> None:
-        """The next requests fail so, in turn."""
+        """Inject these faults into the next requests, in this order."""
         with self._lock:
             self._faults = list(faults)
             self.requests = 0
@@ -77,7 +75,7 @@ class FlakyProxy(ThreadingTCPServer):
 
 
 class _Exchange(StreamRequestHandler):
-    """One request and its answer; the connection is not kept."""
+    """Handle one request and its response; the connection is then closed."""
 
     server: FlakyProxy
 

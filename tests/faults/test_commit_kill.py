@@ -1,5 +1,5 @@
-"""Writers killed with −9 in the middle of commits, and rivals in other processes: an object is
-whole, and is one writer's.
+"""Writers killed by SIGKILL during commits, and concurrent writers in other processes: each object
+is complete and comes from one writer.
 """
 
 import signal
@@ -62,29 +62,31 @@ def whole(body: bytes) -> bool:
     )
 
 
-def test_readers_never_see_half_an_object_of_a_killed_writer(local_store: ObjectStore) -> None:
+def test_readers_never_read_a_part_of_an_object_of_a_killed_writer(
+    local_store: ObjectStore,
+) -> None:
     committed: list[str] = []
     for kill in range(KILLS):
         with start(WRITER, local_store, f"w{kill}") as writer:
             assert writer.stdout is not None
-            writer.stdout.readline()  # it is in the middle of its work
+            writer.stdout.readline()  # the kill comes while it writes
             until_s = (
                 time.monotonic() + 0.0037 * kill
-            )  # each kill falls into another moment of a commit
+            )  # each kill comes at another moment of a commit
             while time.monotonic() < until_s:
                 assert whole(local_store.get(local_store.list("shards")[-1]))
             writer.send_signal(signal.SIGKILL)
             numbers = ["0", *writer.stdout.read().split()]
         committed += [f"shards/w{kill}-{int(number):08d}" for number in numbers]
         assert whole(local_store.get("hint"))
-    found = local_store.list("shards")
-    assert set(committed) <= set(found)
-    assert len(committed) <= len(found) <= len(committed) + KILLS
-    for key in found:
+    results = local_store.list("shards")
+    assert set(committed) <= set(results)
+    assert len(committed) <= len(results) <= len(committed) + KILLS
+    for key in results:
         assert whole(local_store.get(key))
 
 
-def test_the_work_goes_on_where_a_killed_writer_stood(local_store: ObjectStore) -> None:
+def test_work_continues_where_a_killed_writer_stopped(local_store: ObjectStore) -> None:
     with start(WRITER, local_store, "w") as writer:
         assert writer.stdout is not None
         writer.stdout.readline()
@@ -95,19 +97,19 @@ def test_the_work_goes_on_where_a_killed_writer_stood(local_store: ObjectStore) 
     assert local_store.list("shards") == sorted([*stood, "shards/next"])
 
 
-def test_of_rivals_in_several_processes_each_object_has_exactly_one_winner(
+def test_each_object_has_one_winner_among_concurrent_processes(
     local_store: ObjectStore,
 ) -> None:
     names = ["a", "b", "c", "d"]
-    rivals = [start(RIVAL, local_store, name) for name in names]
+    competitors = [start(RIVAL, local_store, name) for name in names]
     wins: dict[int, list[str]] = {number: [] for number in range(100)}
-    for rival in rivals:
-        assert rival.stdin is not None
-        rival.stdin.write("go\n")
-        rival.stdin.flush()
-    for name, rival in zip(names, rivals, strict=True):
-        output, _ = rival.communicate(timeout=PATIENCE_S)
-        assert rival.returncode == 0
+    for competitor in competitors:
+        assert competitor.stdin is not None
+        competitor.stdin.write("go\n")
+        competitor.stdin.flush()
+    for name, competitor in zip(names, competitors, strict=True):
+        output, _ = competitor.communicate(timeout=PATIENCE_S)
+        assert competitor.returncode == 0
         for number in map(int, output.split()):
             wins[number].append(name)
     assert all(len(winners) == 1 for winners in wins.values())

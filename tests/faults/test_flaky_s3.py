@@ -1,6 +1,4 @@
-"""A store whose connections break: what was answered is true, what was committed is committed
-once.
-"""
+"""A store with broken connections: responses are correct and commits happen once."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,7 +27,7 @@ def flaky_store(proxy: FlakyProxy) -> ObjectStore:
 
 
 @pytest.mark.parametrize("fault", ["drop", "refuse", "lose", "truncate"])
-def test_each_kind_of_failure_is_mended_by_another_try(
+def test_each_kind_of_transient_failure_is_retried_with_success(
     flaky_store: ObjectStore, proxy: FlakyProxy, fault: str
 ) -> None:
     flaky_store.create("warm", b"up")
@@ -48,7 +46,7 @@ def test_each_kind_of_failure_is_mended_by_another_try(
     assert flaky_store.list() == ["run.json", "warm"]
 
 
-def test_a_create_whose_answer_was_lost_is_a_success(
+def test_a_create_with_a_lost_response_succeeds(
     flaky_store: ObjectStore, proxy: FlakyProxy
 ) -> None:
     proxy.fail(["lose", "lose"])
@@ -56,7 +54,7 @@ def test_a_create_whose_answer_was_lost_is_a_success(
     assert flaky_store.get("run.json") == b"mine"
 
 
-def test_a_lost_answer_does_not_hide_that_a_rival_won(
+def test_a_lost_response_does_not_hide_a_concurrent_writers_success(
     flaky_store: ObjectStore, proxy: FlakyProxy, s3_server: str
 ) -> None:
     flaky_store.create("run.json", b"rival")
@@ -66,13 +64,15 @@ def test_a_lost_answer_does_not_hide_that_a_rival_won(
     assert flaky_store.get("run.json") == b"rival"
 
 
-def test_a_rival_write_under_way_is_waited_for(flaky_store: ObjectStore, proxy: FlakyProxy) -> None:
+def test_a_concurrent_write_in_progress_is_waited_for(
+    flaky_store: ObjectStore, proxy: FlakyProxy
+) -> None:
     proxy.fail(["compete", "compete"])
     flaky_store.create("run.json", b"mine")
     assert flaky_store.get("run.json") == b"mine"
 
 
-def test_a_412_that_names_no_condition_is_understood(
+def test_a_412_without_a_named_condition_is_a_conflict(
     flaky_store: ObjectStore, proxy: FlakyProxy
 ) -> None:
     flaky_store.create("run.json", b"first")
@@ -83,14 +83,14 @@ def test_a_412_that_names_no_condition_is_understood(
     flaky_store.create("run.json", b"first")
 
 
-def test_patience_with_a_dead_server_ends(flaky_store: ObjectStore, proxy: FlakyProxy) -> None:
+def test_retries_of_a_dead_server_end(flaky_store: ObjectStore, proxy: FlakyProxy) -> None:
     flaky_store.create("warm", b"up")
     proxy.fail(["refuse"] * 100)
     with pytest.raises(TransientError, match=r"^a request for s3://.* failed: "):
         replace(flaky_store, patience_s=1.0).get("warm")
 
 
-def test_check_of_a_server_that_is_not_there_says_so(
+def test_check_of_an_unreachable_server_names_it(
     s3_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -101,12 +101,12 @@ def test_check_of_a_server_that_is_not_there_says_so(
         check_store(open_store("s3://bucket/x"))
 
 
-def test_a_bucket_that_does_not_exist_is_a_sentence(s3_server: str) -> None:
+def test_a_missing_bucket_gives_an_error_of_one_sentence(s3_server: str) -> None:
     with pytest.raises(ConfigError, match="the bucket no-such-bucket does not exist; create it"):
         open_store("s3://no-such-bucket/x").create("a", b"x")
 
 
-def test_missing_credentials_are_a_sentence(
+def test_missing_credentials_give_an_error_of_one_sentence(
     s3_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")

@@ -1,5 +1,5 @@
-"""Services without loops of their own, killed at one of their changes after the other: the last
-attempt ends as if nothing had been.
+"""Services without their own loops, killed at each of their changes in turn: the last attempt ends
+as without a kill.
 """
 
 from collections.abc import Callable
@@ -38,8 +38,8 @@ SMALL = TinyBase(
 
 
 def each_kill(store: ObjectStore, after: bool, work: Callable[[ObjectStore], None]) -> int:
-    """Does `work` on a store, killed at its first change, again from the start at its second, …
-    until it comes to its end; how often it was killed. What each attempt left stays.
+    """Run `work` on a store again and again, killed at its first change, then at its second, and so
+    on, until it finishes. Objects of each attempt stay. Return the number of kills.
     """
     for number in range(1, 200):
         dying, _ = killed_at(store, number, after)
@@ -52,7 +52,7 @@ def each_kill(store: ObjectStore, after: bool, work: Callable[[ObjectStore], Non
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_base_model_whose_builder_dies_again_and_again_is_built_and_published_whole(
+def test_a_base_model_is_published_completely_after_repeated_kills_of_its_builder(
     memory_store: ObjectStore, after: bool
 ) -> None:
     models = {policy: TinyModel(tiny=SMALL) for policy in ("solver", "verifier")}
@@ -70,7 +70,7 @@ def test_a_base_model_whose_builder_dies_again_and_again_is_built_and_published_
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_an_evaluation_that_dies_while_it_commits_is_played_again_or_stands(
+def test_an_evaluation_killed_during_its_commit_is_repeated_or_complete(
     memory_store: ObjectStore, after: bool
 ) -> None:
     settings = {
@@ -90,7 +90,7 @@ def test_an_evaluation_that_dies_while_it_commits_is_played_again_or_stands(
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_mirror_whose_copier_dies_again_and_again_holds_every_version(
+def test_a_mirror_has_every_version_after_repeated_kills_of_its_copier(
     memory_store: ObjectStore, after: bool
 ) -> None:
     home, mirror = memory_store.sub("home"), memory_store.sub("mirror")
@@ -126,7 +126,7 @@ def collected(folder: Path) -> tuple[ObjectStore, ObjectStore, RunConfig]:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_gc_that_dies_again_and_again_at_home_lets_go_of_what_was_planned_and_of_nothing_else(
+def test_gc_killed_repeatedly_deletes_all_planned_objects_and_no_others(
     tmp_path: Path, after: bool
 ) -> None:
     run, copy, config = collected(tmp_path)

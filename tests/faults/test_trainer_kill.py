@@ -10,7 +10,7 @@ from tests.support.checkout import ROOT
 
 
 @pytest.mark.slow
-def test_a_trainer_killed_before_any_of_its_writes_ends_bit_equal_to_one_that_never_was(
+def test_a_trainer_killed_before_any_of_its_writes_ends_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
     done = subprocess.run(
@@ -23,8 +23,8 @@ def test_a_trainer_killed_before_any_of_its_writes_ends_bit_equal_to_one_that_ne
     )
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
-    # Five versions of a data file and a manifest, one of them an anchor that carries its delta,
-    # too; three checkpoints of the same (steps 2, 4, 5), two of them pruned.
+    # Five versions with a data file and a manifest each, one of them an anchor that also has its delta;
+    # three checkpoints of the same form (steps 2, 4, 5), two of them pruned.
     assert len(outcomes["killed"]) == 5 * 2 + 1 + 3 * 2 + 2 * 2
     assert (
         len(set(outcomes["straight"])) == 7

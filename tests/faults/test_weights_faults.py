@@ -96,7 +96,7 @@ def s3() -> Iterator[str]:
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
-    """An empty run on either kind of store."""
+    """An empty run on each kind of store."""
     if request.param == "local":
         return open_store(str(tmp_path / "store"))
     request.getfixturevalue("s3")
@@ -132,23 +132,29 @@ def move_data(here: Path, there: Path) -> None:
         file.rename(there / file.name)
 
 
-def right(run: ObjectStore, version: int, held: LoadedWeights | None = None) -> bool:
-    """Whether the version comes out as its manifest says."""
-    found = reader.read(run, "solver", version, held)
-    return weights_digest(found.tensors) == manifests.read_manifest(run, "solver", version).digest
+def right(run: ObjectStore, version: int, loaded: LoadedWeights | None = None) -> bool:
+    """Whether the version is read with the digest of its manifest."""
+    decoded = reader.read(run, "solver", version, loaded)
+    return weights_digest(decoded.tensors) == manifests.read_manifest(run, "solver", version).digest
 
 
 async def worker_at(
     run: ObjectStore, version: int
 ) -> tuple[ScriptedEngine, WeightSync, HeartbeatWriter]:
-    held = await asyncio.to_thread(reader.read, run, "solver", version)
+    loaded = await asyncio.to_thread(reader.read, run, "solver", version)
     engine = ScriptedEngine(EngineConfig(), {})
-    await engine.load(version, held.tensors)
-    pulse = HeartbeatWriter(run, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0)
-    return engine, WeightSync(run, "solver", engine, 0.05, pulse, held), pulse
+    await engine.load(version, loaded.tensors)
+    heartbeat_writer = HeartbeatWriter(
+        run, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0
+    )
+    return (
+        engine,
+        WeightSync(run, "solver", engine, 0.05, heartbeat_writer, loaded),
+        heartbeat_writer,
+    )
 
 
-def test_a_publication_killed_between_any_two_writes_is_not_there_and_can_be_made_again(
+def test_a_publication_killed_between_two_writes_is_absent_and_can_be_repeated(
     run: ObjectStore,
 ) -> None:
     publish(run, models(3, size=3000))
@@ -165,28 +171,28 @@ def test_a_publication_killed_between_any_two_writes_is_not_there_and_can_be_mad
         assert right(run, 2)
         with pytest.raises(NotFoundError):
             reader.read(run, "solver", 3)
-    assert kills == done >= 6  # three tensors as a whole, changes, the manifest
-    held = reader.read(run, "solver", 2)
+    assert kills == done >= 6  # three whole tensors, changes, the manifest
+    loaded = reader.read(run, "solver", 2)
     assert right(run, 3)
-    assert right(run, 3, held)
+    assert right(run, 3, loaded)
     assert manifests.read_manifest(run, "solver", 3).digest == weights_digest(
         models(4, size=3000)[3]
     )
 
 
-def test_of_two_trainers_that_publish_one_version_one_stops_with_a_clear_error(
+def test_the_second_trainer_that_publishes_a_version_stops_with_a_clear_error(
     run: ObjectStore,
 ) -> None:
     publish(run, models(1, size=3000))
-    rivals = [python(RIVAL, run.url, str(number)) for number in range(2)]
-    for rival in rivals:
-        assert rival.stdout is not None
-        assert rival.stdout.readline() == "ready\n", rival.communicate()[1]
-    for rival in rivals:
-        assert rival.stdin is not None
-        rival.stdin.write("go\n")
-        rival.stdin.flush()
-    said = [rival.communicate(timeout=PATIENCE_S)[0].strip() for rival in rivals]
+    competitors = [python(RIVAL, run.url, str(number)) for number in range(2)]
+    for competitor in competitors:
+        assert competitor.stdout is not None
+        assert competitor.stdout.readline() == "ready\n", competitor.communicate()[1]
+    for competitor in competitors:
+        assert competitor.stdin is not None
+        competitor.stdin.write("go\n")
+        competitor.stdin.flush()
+    said = [competitor.communicate(timeout=PATIENCE_S)[0].strip() for competitor in competitors]
     assert said.count("won") == 1
     (lost,) = (words for words in said if words != "won")
     assert lost == (
@@ -203,47 +209,49 @@ def test_of_two_trainers_that_publish_one_version_one_stops_with_a_clear_error(
 
 
 @pytest.mark.s3
-def test_a_publication_survives_the_loss_of_any_one_answer(proxy: FlakyProxy) -> None:
+def test_a_publication_survives_the_loss_of_any_one_response(proxy: FlakyProxy) -> None:
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
     versions = models(12, size=3000)
-    held = publish(run, versions[:1])
+    loaded = publish(run, versions[:1])
     for version in range(1, len(versions)):
         proxy.fail(["none"] * (version - 1) + ["lose"])
-        manifest = publisher.publish(run, "solver", version, versions[version], base=held[-1])
+        manifest = publisher.publish(run, "solver", version, versions[version], base=loaded[-1])
         lost = proxy.requests >= version
         assert manifests.read_manifest(run, "solver", version) == manifest
-        held.append(LoadedWeights(manifest, versions[version]))
-        assert right(run, version, held[-2])
+        loaded.append(LoadedWeights(manifest, versions[version]))
+        assert right(run, version, loaded[-2])
         if not lost:
             break
-    assert version > 3  # every request of a publication lost its answer once
+    assert version > 3  # the response to each request of a publication was lost once
     assert not lost
 
 
 @pytest.mark.slow
 @pytest.mark.s3
-def test_a_store_that_is_gone_for_half_a_minute_in_the_middle_of_a_fetch_delays_it(
+def test_a_store_outage_of_half_a_minute_during_a_fetch_delays_it(
     proxy: FlakyProxy,
 ) -> None:
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
-    held = publish(run, models(5, size=3000))
+    loaded = publish(run, models(5, size=3000))
     proxy.away_s = AWAY_S
     proxy.fail(["none", "none", "away"])
     start_s = time.monotonic()
-    assert right(run, 4, held[0])
+    assert right(run, 4, loaded[0])
     assert time.monotonic() - start_s >= AWAY_S
 
 
-async def test_a_store_that_is_gone_is_waited_for_and_the_old_weights_go_on(tmp_path: Path) -> None:
+async def test_an_unreachable_store_is_waited_for_with_the_old_weights_loaded(
+    tmp_path: Path,
+) -> None:
     run = open_store(str(tmp_path / "store"))
-    held = publish(run, models(3, size=3000)[:2])
-    engine, refresher, pulse = await worker_at(run, 1)
-    publisher.publish(run, "solver", 2, models(3, size=3000)[2], base=held[-1])
+    loaded = publish(run, models(3, size=3000)[:2])
+    engine, refresher, heartbeat_writer = await worker_at(run, 1)
+    publisher.publish(run, "solver", 2, models(3, size=3000)[2], base=loaded[-1])
     folder = tmp_path / "store" / layout.weights("solver", 2)
-    move_data(folder, tmp_path)  # a mount that lost a part of what it had
+    move_data(folder, tmp_path)  # a mount that lost a part of its files
     assert not await refresher.refresh()
     assert engine.version == 1
-    assert pulse.last.note.startswith("solver stays at version 1: ")
+    assert heartbeat_writer.last.note.startswith("solver stays at version 1: ")
     move_data(tmp_path, folder)
     assert await refresher.refresh()
     assert engine.digest(2) == manifests.read_manifest(run, "solver", 2).digest
@@ -263,40 +271,40 @@ def _swap(run: ObjectStore, key: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("damage", [_flip, _truncate, _swap])
-async def test_a_damaged_object_is_never_served_and_passed_by_with_the_next_anchor(
+async def test_a_damaged_object_is_never_served_and_the_next_anchor_is_used(
     run: ObjectStore, damage: Any
 ) -> None:
     versions = models(5, size=3000)
-    held = publish(run, versions[:4])
-    engine, refresher, pulse = await worker_at(run, 2)
+    loaded = publish(run, versions[:4])
+    engine, refresher, heartbeat_writer = await worker_at(run, 2)
     damage(run, data_keys(run, 3)[0], data_keys(run, 2)[0])
     assert not await refresher.refresh()
     assert engine.version == 2
-    assert "weights/solver/00000003" in pulse.last.note
-    assert "is not what its manifest lists" in pulse.last.note
-    publisher.publish(run, "solver", 4, versions[4], base=held[-1], anchor=True)
+    assert "weights/solver/00000003" in heartbeat_writer.last.note
+    assert "is not what its manifest lists" in heartbeat_writer.last.note
+    publisher.publish(run, "solver", 4, versions[4], base=loaded[-1], anchor=True)
     assert await refresher.refresh()
     assert engine.digest(4) == weights_digest(versions[4])
 
 
-async def test_a_manifest_swapped_for_another_versions_is_refused(run: ObjectStore) -> None:
+async def test_a_manifest_replaced_by_that_of_another_version_is_refused(run: ObjectStore) -> None:
     publish(run, models(4, size=3000))
-    engine, refresher, pulse = await worker_at(run, 2)
+    engine, refresher, heartbeat_writer = await worker_at(run, 2)
     keys = [layout.manifest(layout.weights("solver", version)) for version in (2, 3)]
     run.put(keys[1], run.get(keys[0]))
     assert not await refresher.refresh()
     assert engine.version == 2
-    assert "is the manifest of solver version 2" in pulse.last.note
+    assert "is the manifest of solver version 2" in heartbeat_writer.last.note
 
 
-def test_an_anchor_deleted_by_hand_is_a_clear_error_that_names_the_chain(run: ObjectStore) -> None:
-    held = publish(run, models(4, size=3000))
+def test_an_anchor_deleted_by_hand_gives_an_error_that_names_the_chain(run: ObjectStore) -> None:
+    loaded = publish(run, models(4, size=3000))
     (anchor,) = data_keys(run, 0)
     run.delete(anchor)
-    told = rf"version 3 of solver cannot be read, whose chain is 3 ← 2 ← 1 ← 0: .*{anchor}.* is missing, though its manifest"
-    with pytest.raises(CorruptError, match=told):
+    message = rf"version 3 of solver cannot be read, whose chain is 3 ← 2 ← 1 ← 0: .*{anchor}.* is missing, though its manifest"
+    with pytest.raises(CorruptError, match=message):
         reader.read(run, "solver", 3)
-    assert right(run, 3, held[2])  # who has a version needs no anchor
+    assert right(run, 3, loaded[2])  # a reader that has a version needs no anchor
     run.delete(layout.manifest(layout.weights("solver", 0)))
     with pytest.raises(
         CorruptError,
@@ -306,7 +314,7 @@ def test_an_anchor_deleted_by_hand_is_a_clear_error_that_names_the_chain(run: Ob
 
 
 @pytest.mark.s3
-async def test_a_slow_link_delays_new_weights_and_not_the_old_ones(
+async def test_a_slow_link_delays_only_new_weights(
     proxy: FlakyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
@@ -323,15 +331,15 @@ async def test_a_slow_link_delays_new_weights_and_not_the_old_ones(
     generating = asyncio.create_task(generate())
     start_s = time.monotonic()
     assert await refresher.refresh()
-    assert time.monotonic() - start_s > 1.0  # so slow is the link
+    assert time.monotonic() - start_s > 1.0  # the delay of the link
     await generating
     assert len(beats) > 50
     assert engine.digest(1) == manifests.read_manifest(run, "solver", 1).digest
 
 
-def test_a_mirror_that_lies_is_found_out_by_digests_and_home_is_read(run: ObjectStore) -> None:
+def test_a_mirror_with_false_data_is_detected_by_digests_and_home_is_read(run: ObjectStore) -> None:
     home, mirror = run.sub("home"), run.sub("mirror")
-    held = publish(home, models(4, size=3000))
+    loaded = publish(home, models(4, size=3000))
     while mirror_next(home, mirror) is not None:
         pass
     for version in range(4):
@@ -340,54 +348,54 @@ def test_a_mirror_that_lies_is_found_out_by_digests_and_home_is_read(run: Object
         mirror.put(layout.manifest(layout.weights("solver", version)), b"{}")
     store = read_through_mirror(home, mirror)
     assert right(store, 3)
-    assert right(read_through_mirror(home, mirror), 3, held[1])
+    assert right(read_through_mirror(home, mirror), 3, loaded[1])
 
 
-def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(run: ObjectStore) -> None:
+def test_a_lagging_mirror_is_waited_for_and_then_skipped(run: ObjectStore) -> None:
     home, mirror = run.sub("home"), run.sub("mirror")
-    held = publish(home, models(4, size=3000))
+    loaded = publish(home, models(4, size=3000))
     for _ in range(2):
         mirror_next(home, mirror)
     store = read_through_mirror(home, mirror)
     assert isinstance(store.backend, ReadThrough)
     now_s = 0.0
     store.backend.clock = lambda: now_s
-    assert manifests.newer(store, "solver", 0) == held[1].manifest
+    assert manifests.newer(store, "solver", 0) == loaded[1].manifest
     assert manifests.newer(store, "solver", 1) is None
     now_s = LAG_MAX_S
-    assert manifests.newer(store, "solver", 1) == held[3].manifest
-    assert right(store, 3, held[1])
+    assert manifests.newer(store, "solver", 1) == loaded[3].manifest
+    assert right(store, 3, loaded[1])
 
 
-def test_readers_of_a_chain_and_a_publisher_do_not_disturb_each_other(run: ObjectStore) -> None:
-    """Workers at every distance read while versions appear; every one they get is right."""
+def test_a_publisher_and_readers_of_a_chain_work_concurrently(run: ObjectStore) -> None:
+    """Readers at every lag read while versions are published; every version they get is correct."""
     versions = models(12, size=3000)
     first = publish(run, versions[:1])[0]
     wrong: list[str] = []
     over = threading.Event()
 
     def follow() -> None:
-        held, spare = reader.read(run, "solver", 0), None
-        while held.manifest.version < len(versions) - 1 and not over.is_set():
-            newest = manifests.newer(run, "solver", held.manifest.version)
+        loaded, spare = reader.read(run, "solver", 0), None
+        while loaded.manifest.version < len(versions) - 1 and not over.is_set():
+            newest = manifests.newer(run, "solver", loaded.manifest.version)
             if newest is None:
                 continue
-            held, spare = (
-                reader.read(run, "solver", newest.version, held, manifest=newest, spare=spare),
-                held,
+            loaded, spare = (
+                reader.read(run, "solver", newest.version, loaded, manifest=newest, spare=spare),
+                loaded,
             )
-            if weights_digest(held.tensors) != weights_digest(versions[newest.version]):
+            if weights_digest(loaded.tensors) != weights_digest(versions[newest.version]):
                 wrong.append(f"version {newest.version}")
 
     readers = [threading.Thread(target=follow) for _ in range(3)]
     for thread in readers:
         thread.start()
-    held = first
+    loaded = first
     for version in range(1, len(versions)):
         manifest = publisher.publish(
-            run, "solver", version, versions[version], base=held, anchor=version % 5 == 0
+            run, "solver", version, versions[version], base=loaded, anchor=version % 5 == 0
         )
-        held = LoadedWeights(manifest, versions[version])
+        loaded = LoadedWeights(manifest, versions[version])
     for thread in readers:
         thread.join(PATIENCE_S)
     over.set()

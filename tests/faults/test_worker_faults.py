@@ -1,4 +1,4 @@
-"""Workers that are killed, frozen, or told to leave in the middle of an order."""
+"""Workers that are killed, stopped or drained in the middle of an order."""
 
 import signal
 import subprocess
@@ -23,7 +23,7 @@ Start = Callable[[str], "subprocess.Popen[bytes]"]
 
 @contextmanager
 def processes(store: ObjectStore) -> Iterator[Start]:
-    """Starts worker processes by name; ends whatever is left of them."""
+    """Start worker processes by name; stop the remaining ones at the end."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str) -> subprocess.Popen[bytes]:
@@ -47,7 +47,7 @@ def holder(run: ObjectStore, order: int) -> str:
 
 
 @pytest.mark.slow
-def test_the_orders_of_a_worker_killed_in_the_middle_are_finished_by_another(
+def test_orders_of_a_killed_worker_are_finished_by_another(
     local_store: ObjectStore,
 ) -> None:
     publish_base(local_store, ["solver", "verifier"], delay_s=0.5)
@@ -70,7 +70,7 @@ def test_the_orders_of_a_worker_killed_in_the_middle_are_finished_by_another(
 
 
 @pytest.mark.slow
-def test_a_worker_that_slept_through_its_lease_wakes_up_and_does_no_harm(
+def test_a_worker_that_resumes_after_its_lease_expired_changes_nothing(
     local_store: ObjectStore,
 ) -> None:
     publish_base(local_store, ["solver", "verifier"], delay_s=0.5)
@@ -91,7 +91,7 @@ def test_a_worker_that_slept_through_its_lease_wakes_up_and_does_no_harm(
 
 
 @pytest.mark.slow
-def test_a_worker_told_to_leave_finishes_what_it_has(local_store: ObjectStore) -> None:
+def test_a_worker_asked_to_stop_finishes_its_orders(local_store: ObjectStore) -> None:
     publish_base(local_store, ["solver", "verifier"], delay_s=0.5)
     write_orders(local_store, 6)
     with processes(local_store) as start:

@@ -1,4 +1,4 @@
-"""A trainer in processes of its own, killed before each of its writes in turn, then started again.
+"""A trainer in its own processes, killed before each of its writes in turn, then restarted.
 
     python -m tests.faults.trainer_process FOLDER     prints {"straight": […], "killed": [[…], …]} as JSON
 
@@ -38,9 +38,7 @@ CONFIG = TrainConfig(
 
 
 class DyingFiles(LocalFiles):
-    """Local files whose process is killed, as by `kill -9`, when it is about to change them for the
-    n-th time.
-    """
+    """Local files whose process is killed, as by `kill -9`, before its n-th change."""
 
     def __init__(self, root: Path, deaths_at: int) -> None:
         super().__init__(root)
@@ -83,7 +81,7 @@ def trained(run: ObjectStore) -> None:
 
 
 def ending(call: Callable[[], None]) -> int:
-    """How a fork that does `call` ends: 0, or minus the signal that killed it."""
+    """Run `call` in a fork; return 0, or minus the number of the signal that killed it."""
     child = os.fork()
     if child == 0:
         call()
@@ -92,9 +90,7 @@ def ending(call: Callable[[], None]) -> int:
 
 
 def outcome(folder: Path) -> list[str]:
-    """Digests of all versions, which are read as they are stored, and of the last checkpoint's
-    tensors.
-    """
+    """Digests of all versions as they are stored, and of the tensors of the last checkpoint."""
     run = open_store(str(folder))
     versions = [weights_digest(reader.fetch(run, POLICY, version)) for version in range(STEPS + 1)]
     return [*versions, weights_digest(checkpoints.load(run, POLICY, STEPS)[0])]
@@ -113,7 +109,7 @@ def main(folder: Path) -> None:
         )
         end = ending(lambda run=dying: trained(run))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         if end == 0:
-            break  # it outlived all its writes
+            break  # it survived all its writes
         assert end == -signal.SIGKILL, end
         assert ending(lambda: trained(open_store(str(place)))) == 0  # noqa: B023 — called before the loop goes on
         killed.append(outcome(place))

@@ -1,5 +1,5 @@
-"""A rollout worker with a scripted engine as a process of its own:
-`python -m tests.faults.worker_process STORE NAME TTL_S`.
+"""A rollout worker with a scripted engine in its own process: `python -m
+tests.faults.worker_process STORE NAME TTL_S`.
 
 SIGTERM drains it, as its Prefect flow would; `kill -9` kills it.
 """
@@ -21,9 +21,14 @@ def main(store: str, name: str, ttl_s: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with HeartbeatWriter(
         run, "rollout", name, attempt=0, interval_s=0.5, region="us-east"
-    ) as pulse:
+    ) as heartbeat_writer:
         settings = config("actor_and_verify", lease_ttl_s=float(ttl_s), drain_s=300.0)
-        work(Lifetime(run, pulse, stop, why_over=end_reason), settings, SAMPLING, "us-east")
+        work(
+            Lifetime(run, heartbeat_writer, stop, why_over=end_reason),
+            settings,
+            SAMPLING,
+            "us-east",
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure which small mutations of the code the tests notice.
+"""Measure which small mutations of the code make a test fail.
 
 Example: `make mutants ARGS="--sample 200 --seed 0 storage/coordination"`. Trials run in copies of
 the tree, in as many processes as there are CPUs. `docs/testing.md` explains the output.
@@ -74,14 +74,16 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     sources = {path: Path(path).read_text() for path in _files(args.paths)}
     drawn = [
-        one
+        item
         for path, source in sources.items()
-        for one in mutants(path, source)
-        if one.function.startswith(args.function)
+        for item in mutants(path, source)
+        if item.function.startswith(args.function)
     ]
     num_all, listed = len(drawn), _read_listed()
     names = {
-        _key(one, sources[one.path]) for one in drawn if one.path in {path for path, *_ in listed}
+        _key(item, sources[item.path])
+        for item in drawn
+        if item.path in {path for path, *_ in listed}
     }
     for path, function, before, after in listed.keys() - names:
         if path in sources and function.startswith(args.function):
@@ -92,21 +94,21 @@ def main(arguments: Sequence[str]) -> int:
     if 0 < args.sample < num_all:
         drawn = sorted(
             random.Random(args.seed).sample(drawn, args.sample),
-            key=lambda one: (one.path, one.start, one.text),
+            key=lambda item: (item.path, item.start, item.text),
         )
     print(
         f"{len(drawn)} of {num_all} mutants of {len(sources)} files, seed {args.seed}", flush=True
     )
     if args.list:
-        print("\n".join(_diff(one, sources[one.path]) for one in drawn))
+        print("\n".join(_diff(item, sources[item.path]) for item in drawn))
         return 0
     outcomes = [
-        Outcome(one, "listed", listed[key])
-        for one in drawn
-        if (key := _key(one, sources[one.path])) in listed
+        Outcome(item, "listed", listed[key])
+        for item in drawn
+        if (key := _key(item, sources[item.path])) in listed
     ]
     known = {outcome.mutant for outcome in outcomes}
-    outcomes += _tried([one for one in drawn if one not in known], sources, args.jobs)
+    outcomes += _tried([item for item in drawn if item not in known], sources, args.jobs)
     outcomes.sort(
         key=lambda outcome: (outcome.mutant.path, outcome.mutant.start, outcome.mutant.text)
     )
@@ -123,16 +125,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _files(paths: Iterable[str]) -> list[str]:
-    found = [
+    results = [
         file
         for path in map(Path, paths)
         for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))
     ]
-    if not found:
+    if not results:
         raise SystemExit(
             f"no Python files in {' '.join(paths)}; name files or folders of the rooms"
         )
-    return [file.as_posix() for file in dict.fromkeys(found)]
+    return [file.as_posix() for file in dict.fromkeys(results)]
 
 
 def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[Outcome]:
@@ -147,24 +149,24 @@ def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[
         test_files = trials.importing(Path(folder, "0"))
         trials.preload()
         with context.Pool(jobs, _begin, (roots,)) as pool:
-            tried = {one: Outcome(one, "not covered") for one in drawn}
+            tried = {item: Outcome(item, "not covered") for item in drawn}
             for near in (True, False):
-                left = [one for one, outcome in tried.items() if outcome.fate != "noticed"]
+                left = [item for item, outcome in tried.items() if outcome.fate != "noticed"]
                 wanted = {
                     path: [
                         file
                         for file, names in test_files.items()
                         if _tests(file, names, path, near)
                     ]
-                    for path in {one.path for one in left}
+                    for path in {item.path for item in left}
                 }
-                found = _baselines(
+                result = _baselines(
                     pool, sorted({file for of_path in wanted.values() for file in of_path})
                 )
                 of_path = {
-                    path: {file: found[file] for file in files} for path, files in wanted.items()
+                    path: {file: result[file] for file in files} for path, files in wanted.items()
                 }
-                work = [(one, sources[one.path], of_path[one.path]) for one in left]
+                work = [(item, sources[item.path], of_path[item.path]) for item in left]
                 for number, outcome in enumerate(pool.imap_unordered(_try, work), start=1):
                     tried[outcome.mutant] = outcome.after(tried[outcome.mutant])
                     shown = (
@@ -180,12 +182,12 @@ def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[
 
 def _baselines(pool: Pool, files: Sequence[str]) -> dict[str, Tests]:
     start_s = time.monotonic()
-    found = dict(zip(files, pool.map(_baseline, files, chunksize=1), strict=True))
+    results = dict(zip(files, pool.map(_baseline, files, chunksize=1), strict=True))
     print(f"{len(files)} test files, unchanged, in {time.monotonic() - start_s:.0f} s", flush=True)
-    for file, tests in found.items():
+    for file, tests in results.items():
         if not tests.passed:
             print(f"left out, because it fails unchanged: {file}\n{tests.output}", flush=True)
-    return found
+    return results
 
 
 def _tests(file: str, names: set[str], path: str, near: bool) -> bool:
@@ -217,11 +219,11 @@ def _baseline(file: str) -> Tests:
 
 
 def _try(work: tuple[Mutant, str, dict[str, Tests]]) -> Outcome:
-    mutant, source, found = work
+    mutant, source, result = work
     root = _roots[0]
     target, reached = root / mutant.path, root / ".reached"
     function = (mutant.path, *mutant.code) if mutant.code and mutant.can_be_probed else None
-    tests, cpu_s = trials.chosen(found, function)
+    tests, cpu_s = trials.chosen(result, function)
     if not tests:
         return Outcome(mutant, "not covered")
     reached.unlink(missing_ok=True)
@@ -246,8 +248,8 @@ def _key(mutant: Mutant, source: str) -> tuple[str, str, str, str]:
 def _read_listed() -> dict[tuple[str, str, str, str], str]:
     entries = tomllib.loads(LISTED.read_text()).get("mutant", [])
     return {
-        (one["file"], one["function"], one["before"], one["after"]): one["reason"]
-        for one in entries
+        (item["file"], item["function"], item["before"], item["after"]): item["reason"]
+        for item in entries
     }
 
 
@@ -269,7 +271,7 @@ def _row(outcome: Outcome, sources: dict[str, str]) -> dict[str, object]:
 
 
 def _table(outcomes: Iterable[Outcome]) -> str:
-    """A line for each file, for each package, and for all."""
+    """Return a line for each file, for each package, and for the total."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
         for name in (outcome.mutant.path, f"{outcome.mutant.path.split('/')[0]}/", "all"):

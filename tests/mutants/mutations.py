@@ -1,5 +1,4 @@
-"""Small mutations of a module's source: what one wrong key stroke or one forgotten line would have
-made of it.
+"""Small mutations of a module's source, such as a typing error or a forgotten line would cause.
 
     source ──ast──▶ places ──▶ Mutant(start, end, text): the source with one place replaced
 
@@ -61,7 +60,7 @@ class Mutant:
 
     def change(self, source: str) -> tuple[str, str]:
         """The changed lines before and after, without indentation, joined by spaces: the mutant's
-        lasting name.
+        permanent name.
         """
         before, after = source.splitlines(), self.applied(source).splitlines()
         head = _num_equal(before, after)
@@ -73,8 +72,8 @@ class Mutant:
         return removed, added
 
     def probed(self, source: str, reached: str) -> str:
-        """The mutated source, in which the statement also makes the file `reached` when it is
-        executed, where that can be written: not in compiled functions, nor outside of functions.
+        """The mutated source, in which the statement also creates the file `reached` when it is
+        executed. Not possible in compiled functions and outside of functions.
         """
         for line in (self.line, self.first_line):
             lines = self.applied(source).splitlines(keepends=True)
@@ -90,11 +89,11 @@ class Mutant:
 
 def mutants(path: str, source: str) -> list[Mutant]:
     """Every mutant of the file `path`, in the order of its lines; each can be parsed."""
-    found = list(_Walk(path, source).module())
-    unique = {(one.start, one.end, one.text): one for one in found}
+    results = list(_Walk(path, source).module())
+    unique = {(item.start, item.end, item.text): item for item in results}
     return sorted(
-        (one for one in unique.values() if _parses(one.applied(source))),
-        key=lambda one: (one.start, one.text),
+        (item for item in unique.values() if _parses(item.applied(source))),
+        key=lambda item: (item.start, item.text),
     )
 
 
@@ -114,7 +113,7 @@ def _parses(source: str) -> bool:
 
 
 class _Walk:
-    """Through one file. Positions of `ast` count bytes within lines; these here count characters of
+    """Visitor of one file. Positions of `ast` count bytes within lines; these count characters of
     the file.
     """
 
@@ -182,7 +181,7 @@ class _Walk:
         outer = self._where, self._of, self._line
         self._line = node.lineno
         if not isinstance(node, ast.ClassDef):
-            for default in [*node.args.defaults, *(one for one in node.args.kw_defaults if one)]:
+            for default in [*node.args.defaults, *(item for item in node.args.kw_defaults if item)]:
                 yield from self._expressions(default)
             self._of = node
         elif any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases):
@@ -281,7 +280,7 @@ class _Walk:
                 end=end,
                 text=text,
             )
-        code = of.name, min(one.lineno for one in [of, *of.decorator_list])
+        code = of.name, min(item.lineno for item in [of, *of.decorator_list])
         compiled = any(
             self._text(decorator).partition("(")[0] not in TRANSPARENT
             for decorator in of.decorator_list
@@ -320,7 +319,7 @@ def _walk_without_strings(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_assertion(node: ast.AST, parent: ast.AST) -> bool:
-    """Whether `node` is `strict=True` of a `zip`, which says that the lengths are equal."""
+    """Whether `node` is `strict=True` of a `zip`, which asserts equal lengths."""
     match parent, node:
         case ast.Call(func=ast.Name(id="zip")), ast.keyword(
             arg="strict", value=ast.Constant(value=True)
@@ -330,8 +329,8 @@ def _is_assertion(node: ast.AST, parent: ast.AST) -> bool:
 
 
 def _is_effect(statement: ast.stmt) -> bool:
-    """Whether dropping the statement leaves every name bound: a call, or an assignment to a part of
-    something.
+    """Whether every name stays bound without the statement: a call, or an assignment to an
+    attribute or an element.
     """
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Call | ast.Await) and not _is_logged(statement)

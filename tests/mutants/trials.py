@@ -68,7 +68,7 @@ class Tests:
 
 
 class Recorder:
-    """A pytest plugin: CPU time and calls of every test."""
+    """A pytest plugin that records CPU time and calls of every test."""
 
     def __init__(self, root: Path) -> None:
         self.root = f"{root}/"
@@ -103,7 +103,7 @@ class Recorder:
 
 
 class Marker:
-    """A pytest plugin: the first test that fails, written down at once."""
+    """A pytest plugin that records the first failing test immediately."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -152,7 +152,7 @@ def _imports(path: Path) -> set[str]:
 
 
 def preload() -> None:
-    """Import what is slow; a package that is not installed is left out."""
+    """Import slow packages; skip those that are not installed."""
     for name in PRELOADED:
         with suppress(ImportError):
             __import__(name)
@@ -179,13 +179,13 @@ def baseline(root: Path, file: str) -> Tests:
         True,
         "",
         cpu_s,
-        {test: {tuple(one) for one in functions} for test, functions in calls.items()},
+        {test: {tuple(item) for item in functions} for test, functions in calls.items()},
     )
 
 
 def trial(root: Path, tests: Sequence[str], cpu_s: float) -> str:
-    """Run the tests over the mutated tree `root`. The test that failed, `hangs`, or "" when all
-    passed.
+    """Run the tests over the mutated tree `root`. Return the test that failed, `hangs`, or "" when
+    all passed.
     """
     marked = root / ".failed"
     marked.unlink(missing_ok=True)
@@ -222,7 +222,7 @@ def _forked(root: Path, work: Callable[[], int], cpu_max_s: float, kept: bool = 
     try:
         return _waited(pid, cpu_max_s)
     finally:
-        with suppress(ProcessLookupError):  # what the tests of a mutant left behind
+        with suppress(ProcessLookupError):  # files that the tests of a mutant left
             os.killpg(pid, signal.SIGKILL)
 
 
@@ -260,30 +260,30 @@ def _waited(pid: int, cpu_max_s: float) -> int:
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Of the process, its children and those of them that have ended."""
+    """CPU time of the process, its children and their ended children."""
     total = 0.0
     with suppress(psutil.Error):
-        for one in [process, *process.children(recursive=True)]:
+        for item in [process, *process.children(recursive=True)]:
             with suppress(psutil.Error):
-                times = one.cpu_times()
+                times = item.cpu_times()
                 total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
 def _own_cpu_s() -> float:
-    """Of this process and of its children that have ended."""
+    """CPU time of this process and of its ended children."""
     return sum(
         sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
 
 
-def chosen(found: Mapping[str, Tests], function: Function | None) -> tuple[list[str], float]:
-    """Tests for a mutant within `function` (None: wherever the module is imported) and their CPU
-    time in the baseline: the fastest files first, as many as `TRIAL_CPU_S` allows.
+def chosen(results: Mapping[str, Tests], function: Function | None) -> tuple[list[str], float]:
+    """Return the tests for a mutant within `function` (None: at module level) and their CPU time in
+    the baseline: the fastest files first, within `TRIAL_CPU_S`.
     """
     picked = [
-        (sum(tests.cpu_s[one] for one in ids), ids)
-        for tests in found.values()
+        (sum(tests.cpu_s[item] for item in ids), ids)
+        for tests in results.values()
         if tests.passed and (ids := tests.calling(function))
     ]
     total_s, names = 0.0, []

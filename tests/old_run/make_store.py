@@ -1,4 +1,4 @@
-"""Writes `store/` and `next/` with the code of the release that `README.md` names. Run by hand, in a
+"""Write `store/` and `next/` with the code of the release that `README.md` names. Run by hand, in a
 checkout of that release: `python make_store.py`.
 
     real services in threads ──▶ store/   a run in the middle: versions 0 to 4 of 6, batches to 5
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def until_batch(run: ObjectStore, config: RunConfig, step: int) -> None:
-    """Run every service until each policy has its batch `step` and version `LAST`."""
+    """Run each service until each policy has its batch `step` and version `LAST`."""
     stop = threading.Event()
     vector = config.evaluated_versions()[1]
     sampling = {policy: spec.sampling for policy, spec in config.policies.items()}
@@ -68,24 +68,26 @@ def until_batch(run: ObjectStore, config: RunConfig, step: int) -> None:
     }
 
     def dataflow() -> None:
-        with Pulse(run, "dataflow", "dataflow", 0, INTERVAL_S) as pulse:
-            serve_dataflow(run, config.data, data, config.seed, pulse, stop)
+        with Pulse(run, "dataflow", "dataflow", 0, INTERVAL_S) as heartbeat_writer:
+            serve_dataflow(run, config.data, data, config.seed, heartbeat_writer, stop)
 
     def rollout() -> None:
-        with Pulse(run, "rollout", "rollout-us-east-0", 0, INTERVAL_S, region="us-east") as pulse:
-            work(run, config.rollout, sampling, "us-east", pulse, stop)
+        with Pulse(
+            run, "rollout", "rollout-us-east-0", 0, INTERVAL_S, region="us-east"
+        ) as heartbeat_writer:
+            work(run, config.rollout, sampling, "us-east", heartbeat_writer, stop)
 
     def evaluation() -> None:
-        with Pulse(run, "evaluation", "evaluation", 0, INTERVAL_S) as pulse:
-            follow(run, config, pulse, stop)
+        with Pulse(run, "evaluation", "evaluation", 0, INTERVAL_S) as heartbeat_writer:
+            follow(run, config, heartbeat_writer, stop)
 
     services = [threading.Thread(target=serve) for serve in (dataflow, rollout, evaluation)]
     services += [
         threading.Thread(target=one_trainer, args=(run, config, policy, LAST))
         for policy in config.policies
     ]
-    with Pulse(run, "supervisor", "supervisor", 0, INTERVAL_S) as pulse:
-        pulse.update(state="working")
+    with Pulse(run, "supervisor", "supervisor", 0, INTERVAL_S) as heartbeat_writer:
+        heartbeat_writer.update(state="working")
         for service in services:
             service.start()
         deadline_s = time.monotonic() + DEADLINE_S
@@ -104,9 +106,9 @@ def until_batch(run: ObjectStore, config: RunConfig, step: int) -> None:
 
 
 def one_trainer(run: ObjectStore, config: RunConfig, policy: str, steps: int) -> None:
-    with Pulse(run, "trainer", f"trainer-{policy}", 0, INTERVAL_S) as pulse:
+    with Pulse(run, "trainer", f"trainer-{policy}", 0, INTERVAL_S) as heartbeat_writer:
         settings = config.policies[policy].train
-        train(run, policy, settings, steps, config.seed, pulse, threading.Event())
+        train(run, policy, settings, steps, config.seed, heartbeat_writer, threading.Event())
 
 
 def ready(run: ObjectStore, policy: str, step: int) -> bool:

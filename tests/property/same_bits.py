@@ -1,4 +1,4 @@
-"""Bit-wise equality of records: NaN equals the same NaN, and 0.0 does not equal −0.0."""
+"""Bitwise equality of records: NaN equals the same NaN, and 0.0 does not equal −0.0."""
 
 import struct
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def same_bits(left: Any, right: Any) -> bool:
-    """Compares dataclasses, mappings, tuples, arrays (with dtype) and numbers, all the way down.
+    """Compare dataclasses, mappings, tuples, arrays (with dtype) and numbers recursively.
 
     Of floats that went through JSON, one bit pattern stands for every NaN.
     """

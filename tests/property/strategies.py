@@ -1,4 +1,4 @@
-"""Strategies for records: lengths from 0, extreme integers, any bits of a float, any text."""
+"""Strategies for records: lengths from 0, extreme integers, floats of any bits, any text."""
 
 import numpy as np
 from hypothesis import strategies as st

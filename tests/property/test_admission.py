@@ -1,4 +1,4 @@
-"""Admission keeps its budget and never blocks for ever, for any yields and speeds."""
+"""Admission stays within its budget and never blocks permanently, for any yields and speeds."""
 
 from dataclasses import dataclass, field
 
@@ -12,8 +12,8 @@ PROMPTS_PER_ORDER = 2
 
 @dataclass(kw_only=True)
 class Policy:
-    """A policy as admission sees it; groups come back whole and bring `group_yield` rows of the
-    version that is newest.
+    """A policy as admission models it; groups arrive complete and contribute `group_yield` rows of
+    the newest version.
     """
 
     batch_size: int
@@ -71,7 +71,7 @@ def test_every_policy_gets_its_batches_within_the_budget(
             unfinished = [policy for policy in everyone if policy.batches < policy.steps]
             for policy in everyone:
                 policy.groups += admitted * PROMPTS_PER_ORDER
-            # Beyond the budget of the neediest there is never more than one order.
+            # At most one order exceeds the budget of the policy with the largest demand.
             assert any(
                 (policy.groups - PROMPTS_PER_ORDER) * policy.group_yield
                 < demand(policy.need(), max_staleness)

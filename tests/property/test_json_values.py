@@ -31,7 +31,7 @@ def nested(value: Any, depth: int) -> Any:
 
 @settings(deadline=None)
 @given(VALUES, st.integers(0, 40))
-def test_whatever_is_accepted_comes_back_from_an_order_as_it_was(value: Any, depth: int) -> None:
+def test_every_accepted_value_is_read_back_from_an_order_unchanged(value: Any, depth: int) -> None:
     fields = {"question": "1+1", "more": nested(value, depth)}
     if json_values.fault(fields) is None:
         order = Order(

@@ -1,4 +1,6 @@
-"""The ledger balances and nothing is used twice, for any arrival order and any crash of the dataflow."""
+"""The ledger balances and no sequence is used twice, for any arrival order and any crash of the
+dataflow.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ ORDERS = 24
 
 @dataclass(frozen=True)
 class Answer:
-    """What one shard holds for the policy."""
+    """The content of one shard for the policy."""
 
     rows: tuple[BatchRow, ...]
     entries: tuple[LedgerEntry, ...]
@@ -30,7 +32,9 @@ class Answer:
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """`shards` and `committed` are the store; `ledger` is the memory that a crash takes away."""
+    """Model of a dataflow: `shards` and `committed` are the store; `ledger` is in memory and lost
+    in a crash.
+    """
 
     def __init__(self) -> None:
         super().__init__()

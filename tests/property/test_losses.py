@@ -38,7 +38,7 @@ def gradient(value: Tensor, logprobs: Tensor) -> Tensor:
 
 @settings(deadline=None)
 @given(TOKENS, THRESHOLDS)
-def test_what_the_token_mask_keeps_satisfies_the_constraint(
+def test_tokens_kept_by_the_token_mask_satisfy_the_constraint(
     tokens: list[tuple[float, float]], threshold: float
 ) -> None:
     logprobs, behaviour, _ = tensors(tokens)
@@ -52,7 +52,7 @@ def test_what_the_token_mask_keeps_satisfies_the_constraint(
 
 @settings(deadline=None)
 @given(TOKENS, THRESHOLDS)
-def test_the_token_mask_drops_no_more_than_it_must(
+def test_the_token_mask_drops_the_minimum_number_of_tokens(
     tokens: list[tuple[float, float]], threshold: float
 ) -> None:
     logprobs, behaviour, _ = tensors(tokens)
@@ -65,7 +65,7 @@ def test_the_token_mask_drops_no_more_than_it_must(
 
 @settings(deadline=None)
 @given(TOKENS, THRESHOLDS)
-def test_dropped_tokens_have_no_gradient_and_kept_ones_that_of_their_ratio(
+def test_dropped_tokens_have_zero_gradient_and_kept_ones_that_of_their_ratio(
     tokens: list[tuple[float, float]], threshold: float
 ) -> None:
     logprobs, behaviour, advantages = tensors(tokens)
@@ -83,14 +83,14 @@ def test_bounds_do_not_depend_on_the_order_of_tokens(
     shuffled = list(tokens)
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis gives a random.Random
     first, second = (adaptive_bounds(*tensors(each), threshold) for each in (tokens, shuffled))
-    # Moments that are equal up to rounding may change places, and with them nothing but rounding.
+    # Moments that are equal up to rounding can change places, which changes results by rounding only.
     assert first.eps_low == pytest.approx(second.eps_low, abs=1e-9)
     assert first.eps_high == pytest.approx(second.eps_high, abs=1e-9)
 
 
 @settings(deadline=None)
 @given(TOKENS, THRESHOLDS)
-def test_bounds_keep_within_their_caps(tokens: list[tuple[float, float]], threshold: float) -> None:
+def test_bounds_stay_within_their_caps(tokens: list[tuple[float, float]], threshold: float) -> None:
     bounds = adaptive_bounds(*tensors(tokens), threshold)
     assert 0.0 <= bounds.eps_low <= 0.95
     assert 0.0 <= bounds.eps_high <= 20.0
@@ -110,7 +110,7 @@ def test_a_clipped_token_is_clippable_and_has_no_gradient(
 
 @settings(deadline=None)
 @given(TOKENS)
-def test_wide_bounds_leave_the_plain_policy_gradient(tokens: list[tuple[float, float]]) -> None:
+def test_wide_bounds_give_the_plain_policy_gradient(tokens: list[tuple[float, float]]) -> None:
     logprobs, behaviour, advantages = tensors(tokens)
     slope = gradient(
         clipped_ratio(logprobs, behaviour, advantages, ClipBounds(1.0, 1e9)).values_N.sum(),
@@ -141,7 +141,7 @@ MEANS = st.floats(1e-4, 10.0)
 
 @settings(deadline=None)
 @given(VALUES, MEANS)
-def test_the_water_level_gives_the_mean(values: list[float], mean: float) -> None:
+def test_cutting_values_at_the_water_level_gives_the_mean(values: list[float], mean: float) -> None:
     tensor = torch.tensor(values, dtype=torch.float64)
     level = water_level(tensor, mean)
     if tensor.mean().item() <= mean:
@@ -163,7 +163,7 @@ def test_the_water_level_rises_with_the_mean_and_falls_when_the_values_rise(
 
 @settings(deadline=None)
 @given(TOKENS, THRESHOLDS)
-def test_water_filled_bounds_keep_within_their_limits_and_widen_with_the_threshold(
+def test_water_filled_bounds_stay_within_their_limits_and_widen_with_the_threshold(
     tokens: list[tuple[float, float]], threshold: float
 ) -> None:
     bounds, wider = (
@@ -178,8 +178,8 @@ def test_water_filled_bounds_keep_within_their_limits_and_widen_with_the_thresho
 def test_water_filled_bounds_hold_the_second_moment_of_the_clipped_ratios(
     tokens: list[tuple[float, float]], threshold: float
 ) -> None:
-    """What the form is for: of the clipped ratios over T, the mean of (log ρ)² is θ at most, up to
-    the minima of ε.
+    """The purpose of the form: the mean of (log ρ)² of the clipped ratios over T is at most θ, up
+    to the minima of ε.
     """
     logprobs, behaviour, advantages = tensors(tokens)
     bounds = water_filled_bounds(logprobs, behaviour, advantages, threshold)
@@ -192,7 +192,7 @@ def test_water_filled_bounds_hold_the_second_moment_of_the_clipped_ratios(
 
 @settings(deadline=None)
 @given(TOKENS, st.floats(1.01, 10.0))
-def test_with_a_dual_clip_no_token_loses_more_than_its_limit(
+def test_a_dual_clip_limits_the_loss_of_every_token(
     tokens: list[tuple[float, float]], dual_clip: float
 ) -> None:
     logprobs, behaviour, advantages = tensors(tokens)

@@ -1,5 +1,5 @@
-"""Objects with true digests and any content: readers return them or raise one of the project's errors,
-and the other objects are read all the same, by `verify` and by readers of many objects.
+"""Objects with correct digests and any content: readers return them or raise one of the project's
+errors; `verify` and readers of many objects still read the other objects.
 """
 
 import json
@@ -62,8 +62,8 @@ def whole_run(store: ObjectStore) -> ObjectStore:
     run = finished_run(store)
     runs.request_stop(run, Stop("completed", "every policy reached version 4", 0.0))
     leases.take(run, 0, "rollout-us-east-0", "us-east", leases.LeaseWatch(1.0))
-    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
-        pulse.update(progress=TrainerProgress(step=3), versions={"solver": 2})
+    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as heartbeat_writer:
+        heartbeat_writer.update(progress=TrainerProgress(step=3), versions={"solver": 2})
     tags.create(run, "best", "solver", 2)
     checkpoints.save(
         run, "solver", 4, builders.tensors(4), {"engine": {"format": 1}, "tokens_trained": 120.0}
@@ -84,7 +84,7 @@ def whole_run(store: ObjectStore) -> ObjectStore:
     base_models.save_model(
         store, "8c1f", builders.tensors(0), {"config.json": b"{}"}, {"accuracy": 0.5}
     )
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     for version in range(9):  # one more policy, whose versions are deltas
         bits = np.arange(500, dtype=np.uint16)
         bits[: 7 * version] += 1
@@ -92,7 +92,9 @@ def whole_run(store: ObjectStore) -> ObjectStore:
             "w": HostTensor("BF16", (500,), bits),
             "b": HostTensor("F32", (), np.array(version, dtype=np.uint32)),
         }
-        held = LoadedWeights(publisher.publish(run, "third", version, tensors, base=held), tensors)
+        loaded = LoadedWeights(
+            publisher.publish(run, "third", version, tensors, base=loaded), tensors
+        )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(compaction, "BYTES_MIN", 0)
         patched.setattr(compaction, "SHARE_MAX", 1e9)
@@ -110,7 +112,7 @@ SEQUENCES = verify(RUN, run_terms(RUN)).sequences
 
 
 def readers() -> Iterator[Callable[[], object]]:
-    """Everything that reads objects of the run."""
+    """Call every reader of objects of the run."""
     yield lambda: [orders.read(RUN, number) for number in range(3)]
     yield lambda: shards.read(RUN, 0)
     yield lambda: [batches.read(RUN, "solver", step) for step in range(1, 5)]
@@ -139,7 +141,7 @@ def merged_delta() -> Any:
 
 
 def read_everything(key: str = "") -> None:
-    """After the object `key` was changed."""
+    """Read everything after the object `key` was changed."""
     try:
         for read in readers():
             with suppress(AstraFlowError):
@@ -155,7 +157,7 @@ def read_everything(key: str = "") -> None:
 
 
 def restore() -> None:
-    """Makes the store what it was."""
+    """Restore the initial content of the store."""
     for key in set(STORE.list()) | ALL.keys():
         if key not in ALL:
             STORE.delete(key)
@@ -178,7 +180,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(draw: st.DataObject, fields: Any) -> None:
-    """Replaces one or two values anywhere, or takes them away, or adds to them."""
+    """Replace, remove or add one or two values anywhere."""
     for _ in range(draw.draw(st.integers(1, 2))):
         there = list(places(fields))
         if not there:
@@ -205,7 +207,7 @@ modest = settings(max_examples=25, deadline=None, suppress_health_check=[HealthC
 
 @modest
 @given(st.data())
-def test_json_objects(draw: st.DataObject) -> None:
+def test_a_changed_json_object_is_read_or_corrupt(draw: st.DataObject) -> None:
     key = draw.draw(st.sampled_from(JSON_KEYS))
     fields = json.loads(ALL[key])
     is_sealed = "checksum" in fields
@@ -218,7 +220,7 @@ def test_json_objects(draw: st.DataObject) -> None:
 
 @modest
 @given(st.data())
-def test_headers_of_arrow_files(draw: st.DataObject) -> None:
+def test_a_changed_arrow_header_is_read_or_corrupt(draw: st.DataObject) -> None:
     key = draw.draw(st.sampled_from(ARROW_KEYS))
     schema, kind = SCHEMAS[key.removeprefix(f"{RUN_PREFIX}/").split("/")[0]]
     reader = pa.ipc.open_file(ALL[key])
@@ -237,7 +239,7 @@ def test_headers_of_arrow_files(draw: st.DataObject) -> None:
 
 @modest
 @given(st.data())
-def test_bytes_of_arrow_files(draw: st.DataObject) -> None:
+def test_changed_bytes_of_an_arrow_file_are_read_or_corrupt(draw: st.DataObject) -> None:
     key = draw.draw(st.sampled_from(ARROW_KEYS))
     body = bytearray(ALL[key])
     digest = pa.ipc.open_file(ALL[key]).schema.metadata[b"astraflow.digest"]
@@ -255,7 +257,7 @@ def test_bytes_of_arrow_files(draw: st.DataObject) -> None:
 
 @modest
 @given(st.data())
-def test_files_of_tensors(draw: st.DataObject) -> None:
+def test_a_changed_tensor_file_is_read_or_corrupt(draw: st.DataObject) -> None:
     policy, version = draw.draw(
         st.sampled_from([("third", version) for version in range(9)] + [("solver", 0)])
     )
@@ -282,7 +284,7 @@ def test_files_of_tensors(draw: st.DataObject) -> None:
 
 @modest
 @given(st.data())
-def test_files_of_a_checkpoint_and_of_merged_changes(draw: st.DataObject) -> None:
+def test_a_changed_checkpoint_or_merged_delta_is_read_or_corrupt(draw: st.DataObject) -> None:
     folder = draw.draw(
         st.sampled_from([layout.checkpoint("solver", 4), layout.weights("third", 8)])
     )

@@ -22,8 +22,8 @@ def test_any_text_without_roles_survives_a_round_trip(text: str):
 
 
 @given(texts, texts)
-def test_a_prompt_and_its_answer_are_tokenized_apart_as_together(prompt: str, answer: str):
-    """A role token stands between the two, so demonstrations and generated contexts agree."""
+def test_a_prompt_and_its_answer_have_the_same_tokens_apart_and_together(prompt: str, answer: str):
+    """A role token is between the two, so demonstrations and generated contexts agree."""
     asked = f"<|user|>{prompt}<|end|><|assistant|>"
     apart = tokenizer().encode(asked).ids + tokenizer().encode(answer).ids
     assert tokenizer().encode(asked + answer).ids == apart

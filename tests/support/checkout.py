@@ -1,4 +1,4 @@
-"""Where this checkout stands, and the data sets beside it."""
+"""Paths of this checkout and of the data sets beside it."""
 
 from pathlib import Path
 

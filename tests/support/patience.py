@@ -1,5 +1,5 @@
-"""Waiting in tests for what should come at once: until it comes, for a machine may be slow. Only a
-failing test waits long.
+"""Waiting in tests for events that are expected soon, with a long limit because a machine may be
+slow. Only a failing test waits long.
 """
 
 import time
@@ -12,7 +12,7 @@ for.
 
 
 def until(true: Callable[[], bool], pause_s: float = 0.01) -> None:
-    """Waits for something that a thread or another process does by itself."""
+    """Wait for an effect of a thread or another process."""
     end_s = time.monotonic() + PATIENCE_S
     while not true():
         if time.monotonic() > end_s:

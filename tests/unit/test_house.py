@@ -1,4 +1,4 @@
-"""Rules of the project's layout: names of classes, sizes of folders, folders of tests."""
+"""Rules of the project's layout: class names, sizes of folders, folders of tests."""
 
 import ast
 import tomllib
@@ -40,7 +40,7 @@ def test_no_folder_has_more_modules_than_a_reader_can_survey(package: str) -> No
     assert {folder: files for folder, files in names.items() if len(files) > MODULES_MAX} == {}
 
 
-def test_every_folder_of_unit_tests_mirrors_a_folder_of_the_checkout() -> None:
+def test_each_folder_of_unit_tests_mirrors_a_folder_of_the_project() -> None:
     unit = ROOT / "tests" / "unit"
     folders = sorted({path.parent.relative_to(unit) for path in unit.rglob("test_*.py")})
     assert Path("storage/weights") in folders

@@ -1,4 +1,4 @@
-"""A real decoder whose next-token distribution depends on the newest token alone, so that answers
+"""A real decoder whose next-token distribution depends only on the newest token, so that answers
 can be worked out by hand.
 
 Embeddings are one-hot and every layer adds nothing: after the final norm, token t is √V · e_t, and
@@ -48,7 +48,7 @@ def host_tensor(array: Float32) -> HostTensor:
 
 
 def chain(logits: Callable[[int], list[float]]) -> dict[str, HostTensor]:
-    """Weights after which token t is followed by tokens with the `VOCAB` logits of `logits(t)`."""
+    """Weights for which token t is followed by tokens with the `VOCAB` logits of `logits(t)`."""
     arrays = {
         f"model.layers.0.{name}.weight": np.zeros(shape, np.float32)
         for name, shape in LAYER.items()
@@ -61,13 +61,13 @@ def chain(logits: Callable[[int], list[float]]) -> dict[str, HostTensor]:
 
 
 def counting(stride: int) -> dict[str, HostTensor]:
-    """Token t is followed by t + stride (mod VOCAB), as good as certainly."""
+    """Weights for which token t is followed by t + stride (mod VOCAB) with probability almost 1."""
     return chain(
         lambda token: [60.0 if to == (token + stride) % VOCAB else 0.0 for to in range(VOCAB)]
     )
 
 
-def memoryless(probabilities: list[float]) -> dict[str, HostTensor]:
-    """Every token is drawn from `probabilities`; tokens beyond their end are impossible."""
+def iid_weights(probabilities: list[float]) -> dict[str, HostTensor]:
+    """Weights that sample every token from `probabilities`; tokens beyond their end are impossible."""
     logits = [float(np.log(p)) for p in probabilities] + [-1000.0] * (VOCAB - len(probabilities))
     return chain(lambda token: logits)

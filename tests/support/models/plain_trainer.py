@@ -1,5 +1,5 @@
-"""Training by the plainest computation: one row at a time, no padding, every formula written out,
-in float64.
+"""Training by the simplest computation: one row at a time, no padding, each formula written out, in
+float64.
 
 What a train engine must agree with up to float32. Written from `docs/extending/train_engine.md`; shares no
 code with `trainer/`.
@@ -167,7 +167,7 @@ class PlainTrainer:
         return metrics
 
     def _advantages(self, batch: Batch) -> list[list[float]]:
-        """Of each row's loss tokens in turn."""
+        """Yield the loss tokens of each row in turn."""
         given = [[float(each) for each in row.advantages[row.loss_mask]] for row in batch.rows]
         if not self.config.normalize_advantages:
             return given
@@ -180,12 +180,12 @@ class PlainTrainer:
             input_ids=torch.from_numpy(row.tokens).long()[None], use_cache=False
         ).logits[0]
         positions = np.flatnonzero(row.loss_mask)
-        found = []
+        results = []
         for position, advantage in zip(positions, advantages, strict=True):
             logprobs = torch.log_softmax(logits[position - 1] / row.temperature, dim=-1)
             entropy = -(logprobs.exp() * logprobs).sum().item()
             token = logprobs[int(row.tokens[position])]
-            found.append(
+            results.append(
                 Token(
                     logprob=token,
                     entropy=entropy,
@@ -194,7 +194,7 @@ class PlainTrainer:
                     row=place,
                 )
             )
-        return found
+        return results
 
     def _loss(self, tokens: list[Token]) -> tuple[Tensor, tuple[float, float] | None, int]:
         """Return the minibatch's loss, its bounds and the number of clipped tokens."""

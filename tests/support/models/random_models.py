@@ -1,5 +1,5 @@
-"""Small transformers models whose every parameter is random, norms and biases too: what our own
-decoder is compared with.
+"""Small transformers models with all parameters random, also norms and biases: the reference for
+our own decoder.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A model of a few thousand parameters, batches for it, and log-probabilities by the plainest
+"""A model of a few thousand parameters, batches for it, and log-probabilities by the simplest
 possible computation.
 """
 
@@ -41,8 +41,8 @@ gradients.
 
 
 def base_weights(seed: int = 0, config: Json = MODEL_CONFIG) -> dict[str, HostTensor]:
-    """Random published weights (BF16), the tied head once, large enough that predictions are far
-    from uniform.
+    """Random published weights (BF16) with the tied head once, large enough for predictions that
+    are far from uniform.
     """
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
@@ -56,7 +56,7 @@ def base_weights(seed: int = 0, config: Json = MODEL_CONFIG) -> dict[str, HostTe
 def reference_model(
     weights: Mapping[str, HostTensor], config: Json = MODEL_CONFIG
 ) -> torch.nn.Module:
-    """The same model, run by transformers as it comes."""
+    """The same model in unmodified transformers."""
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
     state = {name: to_torch(tensor).float() for name, tensor in weights.items()}
     model.load_state_dict(state, strict=False)
@@ -64,7 +64,7 @@ def reference_model(
 
 
 def reference_logprobs(model: torch.nn.Module, sample: BatchRow) -> torch.Tensor:
-    """[L−1] log-probability of each token but the first: one row, no padding, every logit."""
+    """[L−1] log-probability of each token except the first: one row, no padding, all logits."""
     tokens = torch.from_numpy(sample.tokens).long()
     logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
     return torch.log_softmax(logits / sample.temperature, dim=-1).gather(1, tokens[1:, None])[:, 0]

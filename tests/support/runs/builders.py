@@ -1,5 +1,5 @@
-"""Small whole records for tests: every argument has a default, so that a test says only what it is
-about.
+"""Small complete records for tests: each argument has a default, so that a test sets only the
+values it is about.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def sequence(
     starts_episode: bool = True,
     name: str = "attempt",
 ) -> Sequence:
-    """A prompt that nobody sampled, and an answer that `policy` sampled at `version`, every token
+    """Prompt tokens without a policy, and an answer that `policy` sampled at `version`, each token
     with `logprob`.
     """
     p, a = len(prompt), len(answer)
@@ -64,7 +64,7 @@ def episode(
     failure_kind: FailureKind | None = None,
     **metrics: float,
 ) -> Episode:
-    """One play of `sequences` (one default sequence when there is neither a sequence nor an
+    """An episode of `sequences` (one default sequence when there is neither a sequence nor an
     error).
     """
     own = sequences or (() if error else (sequence(reward=reward),))
@@ -87,7 +87,7 @@ def group(*episodes: Episode, prompt_id: str = "chained_addition/train/17") -> G
 def shard(
     *groups: Group, order: int = 0, weights: dict[str, dict[int, str]] | None = None
 ) -> Shard:
-    """The result of one order, by default one group of two episodes."""
+    """The shard of one order, by default one group of two episodes."""
     return Shard(
         order=order,
         attempt=0,
@@ -111,7 +111,7 @@ def row(
     reward: float = 1.0,
     replay: bool = False,
 ) -> BatchRow:
-    """A sequence of a batch: prompt tokens carry nothing, answer tokens all the same values."""
+    """A sequence of a batch: prompt tokens have no values, answer tokens all the same ones."""
     p, a = len(prompt), len(answer)
     return BatchRow(
         key=key,
@@ -143,7 +143,7 @@ def batch(
     closed: tuple[int, ...] = (),
     metrics: dict[str, float] | None = None,
 ) -> Batch:
-    """What `policy` trains on in `step`, by default one row."""
+    """The batch of `policy` for `step`, by default one row."""
     return Batch(
         policy=policy,
         step=step,
@@ -205,13 +205,13 @@ def heartbeat(
     )
 
 
-def put_heartbeat(run: ObjectStore, beat: Heartbeat) -> None:
-    run.put(layout.heartbeat(beat.kind, beat.id), heartbeats.encode(beat))
+def put_heartbeat(run: ObjectStore, heartbeat: Heartbeat) -> None:
+    run.put(layout.heartbeat(heartbeat.kind, heartbeat.id), heartbeats.encode(heartbeat))
 
 
 def mirror_next(
     home: ObjectStore, mirror: ObjectStore, policy: str = "solver"
 ) -> replication.CopiedVersion | None:
-    """Copies the first version that the mirror does not show."""
+    """Copy the first version that the mirror does not have."""
     newest = manifests.latest(mirror, policy)
     return replication.copy_version(home, mirror, policy, 0 if newest is None else newest + 1)

@@ -1,5 +1,5 @@
-"""Everything around a dataflow, reduced to what it sees of it: workers that answer orders, trainers
-that publish versions.
+"""The surroundings of a dataflow in memory: workers that answer orders, trainers that publish
+versions.
 
 Two policies share every rollout, as in `actor_and_verify`: each episode holds one solver and one
 verifier sequence. Rewards are drawn from the order's seed, so that some groups are equal and are
@@ -34,12 +34,12 @@ POLICIES = {
 
 
 class Killed(BaseException):
-    """The process died here."""
+    """The simulated process was killed here."""
 
 
 @dataclass(kw_only=True)
 class DyingBackend:
-    """Forwards every call, until the `dies_at`-th write (from 1), which raises before or after it
+    """Forward every call, until the `dies_at`-th write (from 1), which raises before or after it
     takes effect.
     """
 
@@ -87,7 +87,9 @@ class World:
         return [number for number in range(end) if not shards.exists(self.run, number)]
 
     def play(self, numbers: Iterable[int], behind: int = 0) -> None:
-        """Write the orders' shards, played with the newest weights or `behind` versions older ones."""
+        """Write the orders' shards, sampled by the newest weights or by weights `behind` versions
+        older.
+        """
         for number in numbers:
             order = orders.read(self.run, number)
             versions = {policy: max(0, self.version(policy) - behind) for policy in self.policies}
@@ -106,7 +108,7 @@ class World:
             shards.create(self.run, shard(*groups, order=number, weights=weights))
 
     def train(self, policy: str) -> bool:
-        """Take the next batch, if it is there, and publish the version it makes."""
+        """Train on the next batch, if it exists, and publish its version."""
         version = self.version(policy) + 1
         if not batches.exists(self.run, policy, version):
             return False
@@ -114,7 +116,7 @@ class World:
         return True
 
     def finish(self, dataflow: Dataflow, rounds_max: int = 400) -> None:
-        """Work on until every policy has its batches; a livelock fails the test."""
+        """Work until every policy has its batches; a livelock fails the test."""
         for _ in range(rounds_max):
             dataflow.round()
             if dataflow.done:
@@ -148,7 +150,7 @@ class World:
 def world(
     store: ObjectStore, policies: Mapping[str, PolicyData] = POLICIES, **config: object
 ) -> World:
-    """A run in which version 0 of every policy exists and nothing else does."""
+    """A run with version 0 of every policy and nothing else."""
     settings = {
         "prompts": {"builtin": "chained_addition"},
         "samples_per_prompt": 2,
@@ -161,10 +163,10 @@ def world(
     run = runs.create_run(
         store, "r", {"steps": steps, "policies": sizes, "data": data.model_dump(mode="json")}
     )
-    made = World(run, data, policies)
+    simulation = World(run, data, policies)
     for policy in policies:
-        made.publish(policy, 0)
-    return made
+        simulation.publish(policy, 0)
+    return simulation
 
 
 def _episode(draw: np.random.Generator, versions: Mapping[str, int]) -> Episode:
@@ -180,14 +182,14 @@ def _episode(draw: np.random.Generator, versions: Mapping[str, int]) -> Episode:
     )
 
 
-def torn(run: ObjectStore, number: int) -> None:
-    """A shard whose writer left garbage."""
+def write_invalid_shard(run: ObjectStore, number: int) -> None:
+    """Write a shard with invalid bytes."""
     run.create(layout.shard(number), b"torn")
 
 
 @dataclass
-class AwayBackend:
-    """Raises TransientError on reading a key that contains `key`, while that is not empty."""
+class UnreachableBackend:
+    """Raise TransientError for reads of a key that contains `key`, unless that is empty."""
 
     backend: Backend
     key: str = ""
@@ -201,8 +203,8 @@ class AwayBackend:
         return getattr(self.backend, name)
 
 
-class Flicker:
-    """A backend of which every call raises TransientError while `down` is set."""
+class OutageBackend:
+    """A backend whose every call raises TransientError while `down` is set."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.down = backend, threading.Event()

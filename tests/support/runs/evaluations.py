@@ -12,7 +12,7 @@ def evaluation(
     first: tuple[float, ...] = (1, 0),
     final: tuple[float, ...] = (1, 1),
 ) -> Evaluation:
-    """Two problems by default, the second mended by the team."""
+    """Two problems by default; the team corrects the second one."""
     rows = tuple(f"chained_addition/test/0/{index}" for index in range(len(first)))
     return Evaluation(
         versions=dict(versions),

@@ -44,14 +44,14 @@ Script = Callable[[str, int], str]
 
 
 def solve(prompt: str, seed: int) -> str:
-    """Solver and verifier in one: right on the question, approving of any answer."""
+    """Solver and verifier in one: correct answer to the question, approval of any answer."""
     if "\n" in prompt:
         return "<verify>approve</verify>"
     return f"\\boxed{{{total(prompt)}}}"
 
 
 def guess(prompt: str, seed: int) -> str:
-    """Right where the seed is even, one too much where it is odd."""
+    """Correct answer for an even seed, one too large for an odd one."""
     return f"\\boxed{{{total(prompt) + seed % 2}}}"
 
 
@@ -65,7 +65,7 @@ def total(prompt: str) -> int:
 
 
 class ScriptedEngine:
-    """`rollout.engines.engine.Engine`. A swap that comes while it "generates" takes effect in the
+    """`rollout.engines.engine.Engine` by script. A swap during a generation takes effect in the
     middle of the answer.
     """
 
@@ -130,7 +130,7 @@ class ScriptedEngine:
 def base_files(
     script: str = "tests.support.runs.fakes:solve", delay_s: float = 0.0
 ) -> dict[str, bytes]:
-    """The files of a base model whose engine follows a script."""
+    """The files of a base model with a scripted engine."""
     config = {"model_type": "qwen3", "eos_token_id": END_ID, "script": script, "delay_s": delay_s}
     return {**tokenizer_files(), "config.json": json.dumps(config).encode()}
 
@@ -154,7 +154,7 @@ def tiny_chat() -> Chat:
 def scripted_player(
     policy: str, script: Script, version: int = 0, *, temperature: float = 1.0, delay_s: float = 0.0
 ) -> Player:
-    """A player whose engine holds `version` already."""
+    """A player whose engine has `version` loaded."""
     engine = ScriptedEngine(EngineConfig(), {"script": script, "delay_s": delay_s})
     engine._version = version
     return Player(
@@ -163,7 +163,7 @@ def scripted_player(
 
 
 def lines(*answers: str) -> Script:
-    """A script that gives one answer after the other."""
+    """A script that returns the given answers in turn."""
     left = iter(answers)
     return lambda _prompt, _seed: next(left)
 
@@ -171,6 +171,6 @@ def lines(*answers: str) -> Script:
 def pool_of(
     workflow: Workflow, reward: Reward | None = None, timeout_s: float = 60.0, **players: Player
 ) -> AgentPool:
-    """A pool whose players are given by role."""
+    """A pool of the given players by role."""
     engines = {player.policy: player.engine for player in players.values()}
     return AgentPool(workflow, reward or MathReward(5.0), players, engines, timeout_s)

@@ -15,26 +15,26 @@ WAITS_MAX = 1000
 P = TypeVar("P")
 
 
-def pulse_of(run: ObjectStore, kind: ServiceKind, id: str = "") -> HeartbeatWriter:
-    """A heartbeat that is never entered: it writes nothing, and `last` says what it would write."""
+def heartbeat_writer_of(run: ObjectStore, kind: ServiceKind, id: str = "") -> HeartbeatWriter:
+    """A heartbeat that is never entered: it writes nothing, and `last` is what it would write."""
     return HeartbeatWriter(run, kind, id or kind, attempt=0, interval_s=3600.0)
 
 
-def progress_of(beat: Heartbeat, record: type[P]) -> P:
-    """The progress record of a heartbeat whose kind of service the test knows."""
-    assert isinstance(beat.progress, record)
-    return beat.progress
+def progress_of(heartbeat: Heartbeat, record: type[P]) -> P:
+    """The progress record of a heartbeat, as the given record type."""
+    assert isinstance(heartbeat.progress, record)
+    return heartbeat.progress
 
 
 def lifetime_of(
     run: ObjectStore, kind: ServiceKind, stop: threading.Event | None = None
 ) -> Lifetime:
     """A lifetime on the real clock."""
-    return Lifetime(run, pulse_of(run, kind), stop or threading.Event())
+    return Lifetime(run, heartbeat_writer_of(run, kind), stop or threading.Event())
 
 
 class ScriptedLifetime(Lifetime):
-    """A lifetime whose pauses take no time: `on_wait(seconds)` is called in place of each.
+    """A lifetime whose pauses take no time: `on_wait(seconds)` is called instead of each.
 
     A true answer of `on_wait` sets `stop`.
     """
@@ -42,7 +42,7 @@ class ScriptedLifetime(Lifetime):
     def __init__(
         self, run: ObjectStore, kind: ServiceKind, on_wait: Callable[[float], object]
     ) -> None:
-        super().__init__(run, pulse_of(run, kind), threading.Event())
+        super().__init__(run, heartbeat_writer_of(run, kind), threading.Event())
         self.waits_s: list[float] = []
         """Every pause, in seconds, as it was asked for."""
         self._on_wait = on_wait

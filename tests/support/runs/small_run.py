@@ -1,5 +1,5 @@
-"""A small run with two policies in a memory store, written through the project's own writers, for
-tests of read models.
+"""A small run with two policies in a memory store, written by the project's own writers, for tests
+of read models.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ TENSORS = {"w": HostTensor("BF16", (2,), np.array([1, 2], dtype=np.uint16))}
 
 
 class SmallRun:
-    """Writes one object at a time, so that a test says exactly what its run holds."""
+    """Writes one object at a time, so that a test determines exactly what its run has."""
 
     def __init__(self, name: str, recipe: str = RECIPE) -> None:
         self.store: ObjectStore = open_store(f"memory://{name}")

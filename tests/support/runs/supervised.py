@@ -1,5 +1,5 @@
-"""A supervised run for tests: a hand-written launcher, a store that can be away, and a clock that
-only moves when told.
+"""A supervised run for tests: a hand-written launcher, a store that can be unreachable, and a
+manual clock.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class ScriptedLauncher:
 
 
 class Interrupted:
-    """A backend that can be away, as a whole or for the writers of new objects."""
+    """A backend that can be unreachable completely or for the writers of new objects."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -89,9 +89,7 @@ class Interrupted:
 
 
 class World:
-    """One supervised run over a launcher that the test changes, and a clock that only moves when
-    told.
-    """
+    """One supervised run with a launcher that the test changes, and a manual clock."""
 
     def __init__(self, store: ObjectStore, **changes: object) -> None:
         overrides = {

@@ -1,5 +1,5 @@
-"""A whole run in a store, made by the real dataflow with scripted answers and weights: something to
-verify and to damage.
+"""A complete run in a store, made by the real dataflow with scripted answers and weights, for tests
+of `verify` and of damage.
 """
 
 from data_ops.config import DataConfig, PolicyData
@@ -20,8 +20,8 @@ ROUNDS_MAX = 200
 
 
 def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -> ObjectStore:
-    """A run whose two policies both reached version `steps`: contiguous, balanced, every digest
-    true.
+    """A run whose two policies both reached version `steps`: contiguous, balanced, with correct
+    digests.
     """
     data = DataConfig(
         prompts=BuiltinPrompts(builtin="chained_addition"),
@@ -63,8 +63,8 @@ def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -
 
 
 def _answer(order: Order, versions: dict[str, int], digests: dict[str, dict[int, str]]) -> Shard:
-    """Rewards differ within every group, but for the second prompt of every third order, which the
-    filter drops.
+    """Rewards differ within every group, except for the second prompt of every third order, which
+    the filter drops.
     """
     groups = []
     for at, prompt in enumerate(order.prompts):

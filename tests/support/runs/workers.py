@@ -1,6 +1,4 @@
-"""Rollout workers with scripted engines for tests: in a thread of the test, on a run that the test
-writes.
-"""
+"""Rollout workers with scripted engines for tests: in a thread, on a run that the test writes."""
 
 import threading
 from collections.abc import Callable
@@ -23,7 +21,7 @@ SAMPLING = {
 
 
 def config(workflow: str = "single_turn", **settings: Any) -> RolloutConfig:
-    """Workers with scripted engines that look for everything often."""
+    """Settings of workers with scripted engines and short poll intervals."""
     quick = {
         "poll_interval_s": 0.02,
         "refresh_interval_s": 0.02,
@@ -37,7 +35,7 @@ def config(workflow: str = "single_turn", **settings: Any) -> RolloutConfig:
 
 
 def write_orders(run: ObjectStore, count: int, start: int = 0, samples: int = 2) -> None:
-    """Orders of two prompts each, whose answers the script `solve` knows."""
+    """Write orders of two prompts each, which the script `solve` can answer."""
     for number in range(start, start + count):
         prompts = tuple(
             Prompt(
@@ -72,7 +70,7 @@ class RunningWorker:
     ) -> None:
         self.error: BaseException | None = None
         self._stop = threading.Event()
-        self._pulse = HeartbeatWriter(
+        self._heartbeat_writer = HeartbeatWriter(
             run, "rollout", name, attempt=0, interval_s=60.0, region="us-east"
         )
         self._thread = threading.Thread(target=self._work, args=(run, settings), name=name)
@@ -80,19 +78,19 @@ class RunningWorker:
 
     @property
     def beat(self) -> Heartbeat:
-        return self._pulse.last
+        return self._heartbeat_writer.last
 
     def stop(self) -> None:
-        """What SIGTERM does."""
+        """Stop the worker as SIGTERM does."""
         self._stop.set()
 
     def join(self) -> Heartbeat:
-        """Waits until the worker has left, raises what it raised, and returns its last word."""
+        """Wait until the worker has ended, raise its exception, and return its last heartbeat."""
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "the worker does not leave"
         if self.error is not None:
             raise self.error
-        return self._pulse.last
+        return self._heartbeat_writer.last
 
     def __enter__(self) -> "RunningWorker":
         return self
@@ -103,7 +101,7 @@ class RunningWorker:
 
     def _work(self, run: ObjectStore, settings: RolloutConfig) -> None:
         try:
-            lifetime = Lifetime(run, self._pulse, self._stop, why_over=end_reason)
+            lifetime = Lifetime(run, self._heartbeat_writer, self._stop, why_over=end_reason)
             work(lifetime, settings, SAMPLING, "us-east")
-        except BaseException as error:  # the test's thread raises it
+        except BaseException as error:  # re-raised in the test's thread
             self.error = error

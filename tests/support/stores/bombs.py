@@ -1,4 +1,4 @@
-"""Small objects with true digests that ask for much memory, each read under a limit of address
+"""Small objects with correct digests that require much memory, each read under a limit of address
 space.
 
 `python -m tests.support.stores.bombs` reads every one of them and prints a JSON object: name → [kind of error, its
@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # others reserve gigabytes of addresses at once
+os.environ["ARROW_DEFAULT_MEMORY_POOL"] = (
+    "system"  # other allocators reserve gigabytes of address space
+)
 os.environ["MALLOC_ARENA_MAX"] = "1"
 
 import numpy as np
@@ -104,7 +106,7 @@ def arrow_files_that_claim() -> Iterator[tuple[str, Read]]:
     )
 
     def one_block_for_all(body: bytearray) -> None:
-        """Every block in the footer, a struct of 24 bytes, becomes the first, which is the
+        """Make each block in the footer, a struct of 24 bytes, equal to the first, which is the
         largest.
         """
         first = body.rindex(struct.pack("<I", len(many))) + 4
@@ -156,24 +158,24 @@ def deltas_that_claim() -> Iterator[tuple[str, Read]]:
 
 
 def versions_that_claim() -> Iterator[tuple[str, Read]]:
-    """Each is version 1 of a policy whose version 0 is one tensor of a mebibyte."""
+    """Each is version 1 of a policy with a version 0 of one tensor of a mebibyte."""
 
     def second(
         change: Callable[[Manifest], Manifest], body: bytes = b""
     ) -> tuple[ObjectStore, LoadedWeights]:
         run, tensors = store(), {"w": HostTensor("U8", (2**20,), np.arange(2**20, dtype=np.uint8))}
-        held = LoadedWeights(publisher.publish(run, "p", 0, tensors), tensors)
+        loaded = LoadedWeights(publisher.publish(run, "p", 0, tensors), tensors)
         moved = tensors["w"].bits.copy()
         moved[5] += 1
-        publisher.publish(run, "p", 1, {"w": HostTensor("U8", moved.shape, moved)}, base=held)
+        publisher.publish(run, "p", 1, {"w": HostTensor("U8", moved.shape, moved)}, base=loaded)
         manifest = replace_file(run, "p", 1, lambda old: body or old)
         manifest = change(manifest)
         run.put(manifest_key, seal(replace(manifest, digest=weights_digest(manifest.tensors))))
-        return run, held
+        return run, loaded
 
-    def go(run: ObjectStore, held: LoadedWeights) -> object:
+    def go(run: ObjectStore, loaded: LoadedWeights) -> object:
         manifest = manifests.read_manifest(run, "p", 1)
-        return update_path.apply_path(run, manifest, update_path.path_deltas(manifest), held)
+        return update_path.apply_path(run, manifest, update_path.path_deltas(manifest), loaded)
 
     def many_changes(manifest: Manifest) -> Manifest:
         info = manifest.tensors["w"]
@@ -189,10 +191,10 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
 
     manifest_key = layout.manifest(layout.weights("p", 1))
     names = [f"w{number}" for number in range(2000)]
-    found = second(
+    result = second(
         many_changes, to_safetensors({name: of_bytes(b"") for name in names}, delta_store.CODEC)
     )
-    yield "two thousand changes of one tensor", partial(go, *found)
+    yield "two thousand changes of one tensor", partial(go, *result)
     for size in (2**60, 2**63 - 1):
         yield f"a file of {size} bytes", partial(go, *second(file_of(size)))
     run, _ = second(lambda manifest: manifest)
@@ -273,10 +275,10 @@ def json_that_claims() -> Iterator[tuple[str, Read]]:
         yield f"JSON with {name}", partial(unseal, Order, order(fields), "orders/00000000.json")
     end = f'{{"format":1,"write_id":"{ZEROS}","checksum":{"1" * 32}}}'.encode()
     yield "a checksum that is a number", partial(unseal, OrdersEnd, end, "orders/end.json")
-    beat = (
+    heartbeat = (
         f'{{"format":1,"write_id":"{ZEROS}","progress":{{"closed_below":{"9" * 4000}}}}}'.encode()
     )
-    yield "a heartbeat of a long number", partial(heartbeats.parse, beat, "heartbeats/x")
+    yield "a heartbeat of a long number", partial(heartbeats.parse, heartbeat, "heartbeats/x")
     run = store()
     run.put(
         layout.order(0),
@@ -309,7 +311,7 @@ def bombs() -> Iterator[tuple[str, Read]]:
 
 
 def runs_that_claim() -> Iterator[tuple[str, Read]]:
-    """A run whose only batch says that every order below 10^9 has been taken in."""
+    """A run whose only batch claims that every order below 10^9 has been ingested."""
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"), samples_per_prompt=2)
     fields = {
         "steps": 4,
@@ -333,7 +335,7 @@ def runs_that_claim() -> Iterator[tuple[str, Read]]:
 
 
 def limited(read: Read) -> object:
-    """What `read` returns or raises with little address space."""
+    """Return or raise what `read` does with little address space."""
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -346,11 +348,11 @@ def limited(read: Read) -> object:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
-def told(found: object) -> list[str]:
-    is_corrupt = isinstance(found, CorruptError)
+def told(violations: object) -> list[str]:
+    is_corrupt = isinstance(violations, CorruptError)
     return [
-        "CorruptError" if is_corrupt else type(found).__name__,
-        str(found)[:500] if isinstance(found, Exception) else "",
+        "CorruptError" if is_corrupt else type(violations).__name__,
+        str(violations)[:500] if isinstance(violations, Exception) else "",
     ]
 
 

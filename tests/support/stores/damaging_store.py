@@ -1,11 +1,11 @@
-"""A store whose answers are damaged on the way, while what it holds is whole."""
+"""A store whose responses are damaged in transit, while its stored objects are intact."""
 
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 
 
 def damages_first_reads(store: ObjectStore) -> ObjectStore:
-    """`store`, but the first read of every object arrives with one bit of its last byte changed."""
+    """Wrap `store` so that the first read of each object has one bit of its last byte changed."""
     backend: Backend = store.backend
     damaged: set[str] = set()
 

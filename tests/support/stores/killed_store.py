@@ -1,6 +1,4 @@
-"""A store whose process dies at a chosen change: nothing that it would have done afterwards
-happens.
-"""
+"""A store whose process is killed at a chosen change: no later call has an effect."""
 
 import threading
 from dataclasses import dataclass, field, replace
@@ -11,13 +9,13 @@ from storage.store.object_store import ObjectStore
 
 
 class Killed(BaseException):
-    """The process died here."""
+    """The simulated process was killed here."""
 
 
 @dataclass(kw_only=True)
 class KilledBackend:
-    """Passes everything on, until its `dies_at`-th create, write or delete (from 1), before or
-    `after` which it dies.
+    """Forward every call, until the `dies_at`-th create, write or delete (from 1), at which it is
+    killed before or `after` the effect.
     """
 
     inner: Backend
@@ -54,6 +52,6 @@ class KilledBackend:
 def killed_at(
     store: ObjectStore, number: int, after: bool = False
 ) -> tuple[ObjectStore, KilledBackend]:
-    """The same store for a process that dies at its `number`-th change."""
+    """The same store for a process that is killed at its `number`-th change."""
     backend = KilledBackend(inner=store.backend, dies_at=number, after=after)
     return replace(store, backend=backend), backend

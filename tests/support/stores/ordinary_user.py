@@ -1,5 +1,5 @@
-"""Runs a part of a test without root's rights: in a child process of another user where the tests
-run as root.
+"""Run a part of a test without root's rights: in a child process of another user if the tests run
+as root.
 """
 
 import os
@@ -11,8 +11,8 @@ NOBODY = 65534
 
 
 def as_ordinary_user(folder: Path, work: Callable[[], None]) -> None:
-    """Calls `work`, which may fail as in a test and may use `folder`. As root it does so in a
-    forked child, which owns `folder` and can do no more than any user.
+    """Call `work`, which can fail as in a test and can use `folder`. As root, call it in a forked
+    child that owns `folder` and has the rights of an ordinary user.
     """
     if os.geteuid() != 0:
         work()
@@ -33,7 +33,7 @@ def as_ordinary_user(folder: Path, work: Callable[[], None]) -> None:
 
 
 def _in_child(work: Callable[[], None]) -> str:
-    """What `work` raised; empty when it did not."""
+    """The exception of `work` as text; empty if there was none."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,6 +1,4 @@
-"""Objects whose content was changed by somebody who writes true digests: what they hold is all that
-can be wrong with them.
-"""
+"""Objects with changed content and correct digests, so that only their content can be wrong."""
 
 import json
 import struct
@@ -25,9 +23,7 @@ Change = Callable[[Any], object]
 
 
 def resealed_text(text: str) -> bytes:
-    """The JSON text of a created-once object, which has ZEROS as its checksum, with the true
-    one.
-    """
+    """The JSON text of a created-once object, with ZEROS replaced by the correct checksum."""
     digits = xxhash.xxh3_128_hexdigest(text.encode())
     return text.replace(f'"checksum":"{ZEROS}"', f'"checksum":"{digits}"', 1).encode()
 
@@ -40,7 +36,7 @@ def resealed(body: bytes, change: Change) -> bytes:
 
 
 def rewritten(body: bytes, schema: Any, kind: str, change: Change) -> bytes:
-    """The Arrow file with its header's fields changed."""
+    """The Arrow file with changed fields of its header."""
     table, text = arrow_files.decode(body, schema, kind)
     header = json.loads(text)
     change(header)
@@ -56,9 +52,7 @@ def arrow_file(
     compression: str | None = "lz4",
     alter: Change = lambda body: None,
 ) -> bytes:
-    """An Arrow file with a true digest, and whatever else its writer likes; `alter` changes its
-    bytes before that.
-    """
+    """An Arrow file with a correct digest; `alter` changes its bytes before the digest is computed."""
     place = b"f" * 31 + b"e"
     metadata = {
         b"astraflow.format": b"1",
@@ -88,9 +82,7 @@ def safetensors_file(header: str, data: bytes = b"") -> bytes:
 def replace_file(
     run: ObjectStore, policy: str, version: int, change: Callable[[bytes], bytes]
 ) -> Manifest:
-    """The first data file of a version becomes another, with true digests of it and of the
-    manifest.
-    """
+    """Replace the first data file of a version, with correct digests of it and of the manifest."""
     manifest = manifests.read_manifest(run, policy, version)
     folder, (file, *others) = layout.weights(policy, version), manifest.files
     body = change(run.get(f"{folder}/{file.name}"))
@@ -105,7 +97,7 @@ def replace_file(
 def replace_blob(
     run: ObjectStore, version: int, change: Callable[[bytes], bytes], policy: str = "solver"
 ) -> None:
-    """The same for every change in a version's first file."""
+    """Replace every change in the first file of a version in the same way."""
 
     def file(body: bytes) -> bytes:
         blobs = {

@@ -1,5 +1,5 @@
-"""An S3 server as a process of its own, on a free port of this machine: moto's, empty, gone with
-its block.
+"""An S3 server in its own process, on a free local port: moto's, empty, stopped at the end of the
+block.
 """
 
 import socket
@@ -18,7 +18,7 @@ HOST = "127.0.0.1"
 
 @contextmanager
 def s3_process(buckets: Sequence[str]) -> Iterator[str]:
-    """Its address. The caller's environment needs credentials, whatever they are."""
+    """The server's address. The caller's environment needs credentials of any value."""
     import boto3  # type: ignore[import-untyped]  # the package has no types
 
     with socket.socket() as probe:

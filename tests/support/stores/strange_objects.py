@@ -1,6 +1,4 @@
-"""What can stand in a local store where an object belongs, and is no file that this user may
-read.
-"""
+"""Objects of a local store that are no file that this user may read: folders, links, pipes."""
 
 import os
 import shutil
@@ -28,7 +26,7 @@ STRANGE: dict[str, Callable[[Path], None]] = {
 
 
 def strange(keys: Iterable[str]) -> list[ParameterSet]:
-    """Every key with every maker; a folder is not strange where the key is one's."""
+    """Every key with every maker, except folders where a key is that of a folder."""
     return [
         pytest.param(key, make, id=f"{key} is {name}")
         for key in keys
@@ -38,7 +36,7 @@ def strange(keys: Iterable[str]) -> list[ParameterSet]:
 
 
 def take_place(path: Path, make: Callable[[Path], None]) -> None:
-    """`make` takes the place of what stands at `path`."""
+    """Replace the file at `path` by the object that `make` creates."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

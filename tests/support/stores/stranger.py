@@ -1,5 +1,4 @@
-"""Somebody who has `docs/format.md` and nothing else of the project: the page in code, on its
-reading and writing side.
+"""An independent reader and writer of a store, written from `docs/format.md` only.
 
 Nothing of the project's own decoding is used here.
 """
@@ -25,8 +24,8 @@ OVERWRITTEN = ("leases/", "heartbeats/")
 
 @dataclass(frozen=True)
 class Stranger:
-    """Somebody who reads a store's folder with the page, json, Arrow, xxhash, hashlib and NumPy,
-    and checks every digest.
+    """Read the folder of a store with json, Arrow, xxhash, hashlib and NumPy according to the page,
+    and check every digest.
     """
 
     root: Path
@@ -57,7 +56,7 @@ class Stranger:
         return json.loads(metadata[b"astraflow.header"]), reader.read_all().to_pydict()
 
     def folder(self, key: str) -> tuple[Any, dict[str, NDArray[np.uint8]], dict[str, bytes]]:
-        """Manifest, the bytes of every tensor, and the model's other files."""
+        """Manifest, the bytes of every tensor, and the model's extra files."""
         manifest = self.json(f"{key}/manifest.json")
         bodies = {
             info["name"]: (self.root / key / info["name"]).read_bytes()
@@ -68,7 +67,7 @@ class Stranger:
             assert info["name"].startswith(manifest["write_id"] + ".")
             assert info["num_bytes"] == len(body)
             assert info["digest"] == "sha256:" + hashlib.sha256(body).hexdigest()
-        found: dict[str, NDArray[np.uint8]] = {}
+        results: dict[str, NDArray[np.uint8]] = {}
         for name, info in manifest["tensors"].items():
             (length,) = struct.unpack_from("<Q", bodies[info["file"]])
             header, data = (
@@ -78,12 +77,12 @@ class Stranger:
             assert (header[name]["dtype"], header[name]["shape"]) == (info["dtype"], info["shape"])
             start, end = header[name]["data_offsets"]
             assert info["digest"] == "xxh3_128:" + xxhash.xxh3_128_hexdigest(data[start:end])
-            found[name] = np.frombuffer(data[start:end], np.uint8)
+            results[name] = np.frombuffer(data[start:end], np.uint8)
         holders = {info["file"] for info in manifest["tensors"].values()}
         others = {
             name.split(".", 1)[1]: body for name, body in bodies.items() if name not in holders
         }
-        return manifest, found, others
+        return manifest, results, others
 
     def write(self, key: str, body: bytes) -> None:
         path = self.root / key
@@ -101,10 +100,8 @@ def weights_digest(manifest: Any) -> str:
 
 
 def sealed(fields: dict[str, Any]) -> bytes:
-    """A created-once JSON object of `fields`, with a true checksum in place of one that stands
-    there.
-    """
+    """A created-once JSON object of `fields`, with a correct checksum."""
     others = {name: value for name, value in fields.items() if name != "checksum"}
-    told = {"format": 1, "write_id": WRITE_ID, **others, "checksum": ZEROS.decode()}
-    before, after = json.dumps(told).encode().rsplit(ZEROS, 1)
+    documented = {"format": 1, "write_id": WRITE_ID, **others, "checksum": ZEROS.decode()}
+    before, after = json.dumps(documented).encode().rsplit(ZEROS, 1)
     return before + xxhash.xxh3_128_hexdigest(before + ZEROS + after).encode() + after

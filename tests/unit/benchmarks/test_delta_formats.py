@@ -1,6 +1,4 @@
-"""The formats that the codec is measured against do what they are measured for: they give the new
-bits.
-"""
+"""The formats that the codec is compared with give the new bits."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ def formats(folder: Path) -> list[Any]:
 @pytest.mark.parametrize(
     "new", [NEW, OLD, OLD ^ 0xFFFF, np.where(np.arange(len(OLD)) == len(OLD) - 1, NEW + 1, OLD)]
 )
-def test_a_format_gives_the_new_bits_also_of_what_did_not_change(
+def test_each_format_gives_the_new_bits_of_changed_and_unchanged_elements(
     which: int, new: Any, tmp_path: Path
 ) -> None:
     format, bits = formats(tmp_path)[which], OLD.copy()
@@ -31,21 +29,21 @@ def test_a_format_gives_the_new_bits_also_of_what_did_not_change(
     assert (bits == new).all()
 
 
-def test_an_index_and_a_value_are_six_bytes_a_change(tmp_path: Path) -> None:
+def test_an_index_and_a_value_take_six_bytes_per_change(tmp_path: Path) -> None:
     num_changes = int((OLD != NEW).sum())
     plain, worker, pulse = (sum(map(len, format.encode(OLD, NEW))) for format in formats(tmp_path))
     assert (plain, worker) == (6 * num_changes, 6 * num_changes + 16)
     assert pulse < plain
 
 
-def test_the_benchmark_reports_every_format_bit_exact(tmp_path: Path) -> None:
-    found = codec.report({"a": (OLD, NEW), "b": (OLD, OLD)}, lambda: None, tmp_path)
-    assert found["bit_exact"]
-    assert list(found["bytes_per_change"]) == [
+def test_the_benchmark_reports_every_format_as_bit_exact(tmp_path: Path) -> None:
+    result = codec.report({"a": (OLD, NEW), "b": (OLD, OLD)}, lambda: None, tmp_path)
+    assert result["bit_exact"]
+    assert list(result["bytes_per_change"]) == [
         "ours",
         "astraflow_format",
         "pulse_format",
         "ours_2_threads",
         "astraflow_worker",
     ]
-    assert found["bytes_per_change"]["astraflow_format"] == 6
+    assert result["bytes_per_change"]["astraflow_format"] == 6

@@ -34,11 +34,11 @@ def step(seconds: float, exact: bool = True, publish_s: float = 0.5) -> VersionT
 
 
 def found(changed: float = 0.01, seconds: float = 1.75) -> Any:
-    one = figures.case({"format": "delta", "workers": 4, "mirror": True}, [step(seconds)])
+    item = figures.case({"format": "delta", "workers": 4, "mirror": True}, [step(seconds)])
     settings = vars(command.parse(["--changed", str(changed)]))
     machine = {"cpus": 2, "cpu": "a fast one", "kernel": "6", "load_before": 0.5}
     return {
-        "cases": [one],
+        "cases": [item],
         "target": {"met": [seconds <= 2]},
         "bit_exact": True,
         "settings": settings,
@@ -70,28 +70,30 @@ def test_the_time_of_a_mirror_is_a_separate_stage() -> None:
     }
 
 
-def test_a_worker_that_skips_a_late_mirror_waited_for_it_until_then() -> None:
+def test_a_worker_that_skips_a_late_mirror_counts_its_wait_as_mirror_time() -> None:
     parts = figures.stages(
         10.0, 11.0, float("inf"), {"polled_s": 20.0, "noticed_s": 21.0, "loaded_s": 22.0}
     )
     assert parts == {"publish": 1.0, "mirror": 10.0, "wait": 0.0, "probe": 0.0, "read": 1.0}
 
 
-def test_a_case_has_all_figures_of_its_median_step_and_the_seconds_of_every_one() -> None:
-    one = figures.case({"format": "delta"}, [step(3.0), step(1.0), step(2.0, publish_s=0.25)])
-    assert (one["format"], one["seconds"], one["every_step_s"]) == ("delta", 2.0, [3.0, 1.0, 2.0])
-    assert one["stages"]["publish"] == 0.25
+def test_a_case_has_the_numbers_of_its_median_step_and_the_seconds_of_each_step() -> None:
+    item = figures.case({"format": "delta"}, [step(3.0), step(1.0), step(2.0, publish_s=0.25)])
+    assert (item["format"], item["seconds"], item["every_step_s"]) == (
+        "delta",
+        2.0,
+        [3.0, 1.0, 2.0],
+    )
+    assert item["stages"]["publish"] == 0.25
 
 
-def test_a_case_with_a_step_that_is_not_exact_is_not_exact() -> None:
+def test_a_case_with_an_inexact_step_is_inexact() -> None:
     assert not figures.case({}, [step(1.0), step(2.0, exact=False)])["bit_exact"]
 
 
-def test_only_requests_from_the_far_side_since_publishing_count_and_only_their_own_connections_are_new() -> (
-    None
-):
+def test_only_requests_of_the_far_side_after_publication_are_counted() -> None:
     served = [
-        (1.0, 1.1, 1, FAR, "HEAD", "/b/k", 404, 0),  # a look before
+        (1.0, 1.1, 1, FAR, "HEAD", "/b/k", 404, 0),  # a poll before the publication
         (2.1, 2.2, 1, FAR, "HEAD", "/b/k", 200, 0),
         (2.1, 2.2, 2, FAR, "GET", "/b/k", 200, 9),
         (2.1, 2.2, 3, FAR, "GET", "/b/k", 200, 9),
@@ -102,7 +104,7 @@ def test_only_requests_from_the_far_side_since_publishing_count_and_only_their_o
     assert counted == {1, 2, 3}
 
 
-def test_a_short_run_of_the_table_shows_every_figure_of_a_case() -> None:
+def test_a_short_run_of_the_table_shows_all_numbers_of_a_case() -> None:
     lines = figures.table(found()).splitlines()
     head, row = (
         line for line in lines if ("delta " in line and "=" in line) or line.startswith("format")
@@ -149,7 +151,7 @@ def test_a_short_run_of_the_table_shows_every_figure_of_a_case() -> None:
     assert "bit exact: True" in lines
 
 
-def test_the_target_is_shown_for_its_deltas_only() -> None:
+def test_only_the_deltas_of_the_target_are_shown() -> None:
     assert "a delta within 2 s: 1 of 1 settings, 1.75 to 1.75 s" in figures.table(found())
     assert "a delta within 2 s: 0 of 1 settings, 2.50 to 2.50 s" in figures.table(
         found(seconds=2.5)
@@ -157,7 +159,7 @@ def test_the_target_is_shown_for_its_deltas_only() -> None:
     assert "a delta within" not in figures.table(found(changed=0.1))
 
 
-def test_the_defaults_are_the_case_that_the_target_was_set_for() -> None:
+def test_the_defaults_are_the_case_of_the_published_target() -> None:
     settings = command.parse([])
     assert (settings.model_gb, settings.changed, settings.workers) == (1.0, 0.01, [1, 4])
     assert (settings.rtt_ms, settings.gbps, settings.formats) == (
@@ -178,7 +180,7 @@ def test_the_defaults_are_the_case_that_the_target_was_set_for() -> None:
         ["--steps", "0"],
     ],
 )
-def test_settings_that_measure_nothing_are_refused(
+def test_settings_without_a_measurement_are_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
@@ -194,7 +196,7 @@ def test_the_settings_of_a_run_can_be_printed_as_json() -> None:
     )
 
 
-def test_without_root_the_benchmark_ends_with_2_and_a_message(
+def test_without_root_the_benchmark_exits_with_2_and_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(link.os, "geteuid", lambda: 1000)
@@ -207,7 +209,7 @@ def test_without_root_the_benchmark_ends_with_2_and_a_message(
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that would be run as root; netem is missing, and no namespace stands."""
+    """Record the commands that would run as root; netem is missing, and no namespace exists."""
     run: list[list[str]] = []
 
     def record(command: list[str]) -> str:
@@ -258,7 +260,7 @@ def test_existing_namespaces_are_not_removed(
     assert ran == [["ip", "netns", "list"]]
 
 
-def test_a_flat_model_is_cut_into_tensors_and_put_together_again() -> None:
+def test_a_flat_model_is_split_into_tensors_and_joined_again() -> None:
     bits = np.arange(10_007, dtype=np.uint16)
     tensors = services.as_tensors(bits)
     assert list(tensors) == list(services.sizes(len(bits)))

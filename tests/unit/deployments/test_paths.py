@@ -13,7 +13,7 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_new_home_and_its_folders_are_their_owners_only(tmp_path: Path) -> None:
+def test_a_new_home_and_its_folders_are_private(tmp_path: Path) -> None:
     home = Home(tmp_path / "deep" / "home")
     home.create()
     folders = (home.root, home.prefect, home.mlflow, home.store, home.logs, home.flow_logs)
@@ -21,7 +21,7 @@ def test_a_new_home_and_its_folders_are_their_owners_only(tmp_path: Path) -> Non
     assert list(home.exposed()) == []
 
 
-def test_a_home_that_others_could_read_is_closed(tmp_path: Path) -> None:
+def test_a_home_readable_by_others_becomes_private(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
     files = (
@@ -52,7 +52,7 @@ def test_a_home_that_others_could_read_is_closed(tmp_path: Path) -> None:
     assert {_mode(folder) for folder in folders} == {0o700}
 
 
-def test_a_folder_of_all_users_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_writable_by_all_users_is_refused_and_not_changed(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     with pytest.raises(
         ConfigError,
@@ -63,7 +63,7 @@ def test_a_folder_of_all_users_is_refused_and_stays_as_it_is(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_private_file_is_private_whatever_the_umask_and_the_mode_before(tmp_path: Path) -> None:
+def test_a_private_file_is_private_with_any_umask_and_previous_mode(tmp_path: Path) -> None:
     (tmp_path / "old").touch()
     (tmp_path / "old").chmod(0o666)
     before = os.umask(0)
@@ -81,7 +81,7 @@ def test_a_private_file_is_private_whatever_the_umask_and_the_mode_before(tmp_pa
     ["auth", "stack.json", "stack.lock", "stack.tmp", "bf16", "prefect.toml", "logs/mlflow.log"],
 )
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_pipe_or_a_folder_in_the_place_of_a_file_is_refused_by_name(
+def test_a_pipe_or_a_folder_in_place_of_a_file_is_refused_by_name(
     make: Callable[[Path], None], name: str, tmp_path: Path
 ) -> None:
     home = Home(tmp_path / "home")
@@ -99,7 +99,7 @@ def test_a_pipe_or_a_folder_in_the_place_of_a_file_is_refused_by_name(
     "flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_APPEND]
 )
 @pytest.mark.parametrize("opener", [open_regular, open_private])
-def test_a_pipe_is_never_waited_for(
+def test_opening_a_pipe_never_blocks(
     opener: Callable[[Path, int], int], flags: int, tmp_path: Path
 ) -> None:
     pipe = tmp_path / "pipe"

@@ -1,4 +1,4 @@
-"""`docs/extending/data_algorithms.md` is a contract: its example is run as it is written there."""
+"""`docs/extending/data_algorithms.md`: its example runs as written."""
 
 import re
 from pathlib import Path
@@ -25,27 +25,27 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The example's recipe, with its module where Python finds it."""
+    """The example's recipe, with its module on the import path."""
     (tmp_path / "my_algorithms.py").write_text(blocks("python")[0], encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     config: dict[str, Any] = yaml.safe_load(blocks("yaml")[-1])["data"]
     return config
 
 
-def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[str, Any]) -> None:
-    made = world(memory_store, **example)
-    dataflow = made.dataflow()
+def test_the_example_runs_unchanged(memory_store: ObjectStore, example: dict[str, Any]) -> None:
+    simulation = world(memory_store, **example)
+    dataflow = simulation.dataflow()
     for turn in range(400):
         dataflow.round()
         if dataflow.done:
             break
-        made.play(made.open_orders()[:2])
-        made.train("solver")
-        made.train("verifier")
+        simulation.play(simulation.open_orders()[:2])
+        simulation.train("solver")
+        simulation.train("verifier")
         if turn % 3 == 0:
-            dataflow = made.dataflow()  # a restart does not disturb any of the three
-    assert verify(made.run, run_terms(made.run)).violations == ()
-    first, *later = made.batches("solver")
+            dataflow = simulation.dataflow()  # a restart affects none of the three
+    assert verify(simulation.run, run_terms(simulation.run)).violations == ()
+    first, *later = simulation.batches("solver")
     assert not any(row.replay for row in first.rows)
     for before, batch in zip([first, *later], later, strict=False):
         assert [row.replay for row in batch.rows] == [True] + [False] * 5  # int(6 · 0.25) = 1 of 6
@@ -55,10 +55,10 @@ def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[
             np.testing.assert_array_equal(getattr(batch.rows[0], array), getattr(newest, array))
     seen = [row.key for batch in [first, *later] for row in batch.rows if not row.replay]
     assert len(seen) == len(set(seen))
-    assert made.batches("solver")[-1].metrics["dataflow/replayed"] == 1.0
+    assert simulation.batches("solver")[-1].metrics["dataflow/replayed"] == 1.0
 
 
-def test_a_filter_of_the_example_is_named_in_the_ledger(
+def test_a_filter_of_the_example_has_its_name_in_the_ledger(
     memory_store: ObjectStore, example: dict[str, Any]
 ) -> None:
     choosy = {
@@ -66,10 +66,10 @@ def test_a_filter_of_the_example_is_named_in_the_ledger(
         "filter": [{"name": "my_algorithms:LongEnough", "args": {"mean_tokens": 4}}],
         "sample": ["fifo"],
     }
-    made = world(memory_store, **choosy)
-    dataflow = made.dataflow()
+    simulation = world(memory_store, **choosy)
+    dataflow = simulation.dataflow()
     dataflow.round()
-    made.play(made.open_orders()[:1])
+    simulation.play(simulation.open_orders()[:1])
     dataflow.round()
     assert dataflow.progress().closed_below == 1
     assert dataflow.progress().waiting["solver"] == 0

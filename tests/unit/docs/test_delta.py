@@ -1,5 +1,5 @@
-"""A stranger's decoder, written from docs/format.md alone, with NumPy and a Zstandard library: it
-imports nothing of ours.
+"""An independent decoder of deltas, written from docs/format.md with NumPy and a Zstandard library;
+it imports nothing of this project.
 """
 
 import struct
@@ -15,11 +15,11 @@ from tests.unit.storage.weights.codec.test_deltas import draw, tensor, trained
 
 
 def decode(old: Any, blob: bytes) -> Any:
-    """`old`: a tensor's elements as flat unsigned integers. Returns the new ones."""
+    """Return the new elements. `old`: a tensor's elements as flat unsigned integers."""
     new, at = old.copy(), 0
     while at < len(blob):
-        size, number, method, one, zero = struct.unpack_from("<IIBBH", blob, at)
-        assert (one, zero) == (1, 0)
+        size, number, method, item, zero = struct.unpack_from("<IIBBH", blob, at)
+        assert (item, zero) == (1, 0)
         block = new[number * 2**22 : (number + 1) * 2**22]
         body, at = blob[at + 12 : at + size], at + size
         if method == 2:
@@ -60,18 +60,18 @@ def unzstd(frame: bytes, size: int) -> Any:
 
 
 def unzigzag(values: Any) -> Any:
-    one = values.dtype.type(1)
-    return (values >> one) ^ (~(values & one) + one)
+    item = values.dtype.type(1)
+    return (values >> item) ^ (~(values & item) + item)
 
 
 @pytest.mark.parametrize("lr", [1e-7, 1e-6, 5e-6, 1e-3])
-def test_a_stranger_decodes_a_step_of_training(lr: float) -> None:
+def test_an_independent_reader_decodes_a_training_step(lr: float) -> None:
     old, new = trained(400_000, lr)
     (change,) = deltas.encode({"w": tensor(old)}, {"w": tensor(new)}, {"w": "w"}, threads=1)
     assert (decode(old, change.blob) == new).all()
 
 
-def test_a_stranger_decodes_a_tensor_of_several_blocks() -> None:
+def test_an_independent_reader_decodes_a_tensor_of_several_blocks() -> None:
     old, new = trained(2 * delta_blocks.BLOCK_ELEMENTS + 1000, 1e-6)
     (change,) = deltas.encode({"w": tensor(old)}, {"w": tensor(new)}, {"w": "w"}, threads=2)
     assert (decode(old, change.blob) == new).all()
@@ -81,7 +81,7 @@ def test_a_stranger_decodes_a_tensor_of_several_blocks() -> None:
     ("dtype", "kind"), [("F32", np.uint32), ("F64", np.uint64), ("U8", np.uint8)]
 )
 @pytest.mark.parametrize("share", [0.0005, 0.01, 0.3, 1.0])
-def test_a_stranger_decodes_other_dtypes(dtype: str, kind: Any, share: float) -> None:
+def test_an_independent_reader_decodes_other_dtypes(dtype: str, kind: Any, share: float) -> None:
     old = draw(0).integers(0, np.iinfo(kind).max, 50_000, dtype=kind)
     steps = draw(1).integers(-400, 400, 50_000).astype(kind)
     new = np.where(draw(2).random(50_000) < share, old + steps, old)

@@ -1,5 +1,5 @@
-"""`docs/format.md` is a contract: a stranger who has only the page reads a run, and writes what
-others then read.
+"""`docs/format.md`: an independent reader and writer, written from the page only, reads a run, and
+its objects can be read.
 
 The stranger is `tests/support/stores/stranger.py`; here the page's tables are compared with what the writers
 write, too.
@@ -44,7 +44,7 @@ PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a store with one run that holds an object of every kind."""
+    """The folder of a store with one run that has an object of every kind."""
     folder = tmp_path_factory.mktemp("format")
     store = open_store(str(folder))
     run = finished_run(store)
@@ -56,9 +56,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     base_models.save_model(store, "8c1f", tensors(0), {"config.json": b"{}"}, {"accuracy": 0.3})
     request_stop(run, Stop("completed", "every policy reached version 4", 1700000900.0))
-    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
+    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as heartbeat_writer:
         progress = TrainerProgress(step=4, tokens_per_s=9.5)
-        pulse.update(progress=progress, versions={"solver": 4})
+        heartbeat_writer.update(progress=progress, versions={"solver": 4})
     versions = {"verifier": 4, "solver": 4}
     right, team = np.array([1, np.nan], np.float32), np.array([1, 0], np.float32)
     evaluations.create(
@@ -87,9 +87,9 @@ def stranger(root: Path) -> Stranger:
     return Stranger(root / "runs" / "true")
 
 
-def test_a_stranger_reads_the_tokens_of_a_shard(stranger: Stranger) -> None:
-    """Episode 1 of order 1's second prompt, as `true_run` scripts it: an attempt that was right,
-    and its verdict.
+def test_an_independent_reader_reads_the_tokens_of_a_shard(stranger: Stranger) -> None:
+    """Episode 1 of order 1's second prompt, as `true_run` scripts it: a correct attempt and its
+    verdict.
     """
     header, rows = stranger.arrow("shards/00000001.arrow", "shard")
     order = stranger.json("orders/00000001.json")
@@ -123,13 +123,13 @@ def test_a_stranger_reads_the_tokens_of_a_shard(stranger: Stranger) -> None:
     assert header["groups"][1]["episodes"][1]["metrics"] == {"first_attempt": 1.0, "final": 1.0}
 
 
-def test_a_stranger_reads_weights_bit_for_bit_and_follows_a_token_to_them(
+def test_an_independent_reader_reads_weights_bit_for_bit_and_finds_those_of_a_token(
     stranger: Stranger,
 ) -> None:
     for version in range(STEPS + 1):
-        manifest, found, others = stranger.folder(f"weights/solver/{version:08d}")
-        assert found["model.weight"].view("<u2").tolist() == [version + bit for bit in range(6)]
-        assert found["model.scale"].view("<u4").tolist() == [version]
+        manifest, result, others = stranger.folder(f"weights/solver/{version:08d}")
+        assert result["model.weight"].view("<u2").tolist() == [version + bit for bit in range(6)]
+        assert result["model.scale"].view("<u4").tolist() == [version]
         assert others == ({"config.json": b"{}"} if version == 0 else {})
         assert manifest["digest"] == weights_digest(manifest)
         parent = None if version == 0 else version - 1
@@ -147,7 +147,9 @@ def test_a_stranger_reads_weights_bit_for_bit_and_follows_a_token_to_them(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_stranger_balances_the_books_of_every_batch(stranger: Stranger, policy: str) -> None:
+def test_an_independent_reader_balances_the_ledger_of_every_batch(
+    stranger: Stranger, policy: str
+) -> None:
     waiting: list[tuple[int, ...]] = []
     closed: set[int] = set()
     fates: set[tuple[str, str]] = set()
@@ -199,7 +201,7 @@ def _sequences(stranger: Stranger, order: int, policy: str) -> list[tuple[int, .
     ]
 
 
-def test_a_stranger_reads_every_other_object(stranger: Stranger) -> None:
+def test_an_independent_reader_reads_every_other_object(stranger: Stranger) -> None:
     assert stranger.json("run.json")["config"]["data"]["max_staleness"] == MAX_STALENESS
     assert stranger.json("stop.json")["state"] == "completed"
     numbers = sorted(path.name for path in (stranger.root / "orders").iterdir())
@@ -218,11 +220,11 @@ def test_a_stranger_reads_every_other_object(stranger: Stranger) -> None:
         1,
         False,
     )
-    manifest, found, _ = stranger.folder("checkpoints/solver/00000004")
+    manifest, result, _ = stranger.folder("checkpoints/solver/00000004")
     assert manifest["state"] == {"engine": {"format": 1}, "tokens_trained": 72.0}
-    assert found["model.weight"].view("<u2").tolist() == [4, 5, 6, 7, 8, 9]
-    _, found, others = Stranger(stranger.root.parents[1]).folder("models/8c1f")
-    assert found["model.scale"].view("<u4").tolist() == [0]
+    assert result["model.weight"].view("<u2").tolist() == [4, 5, 6, 7, 8, 9]
+    _, result, others = Stranger(stranger.root.parents[1]).folder("models/8c1f")
+    assert result["model.scale"].view("<u4").tolist() == [0]
     assert others == {"config.json": b"{}"}
     header, rows = stranger.arrow("evals/solver-00000004_verifier-00000004.arrow", "evaluation")
     assert header["versions"] == {"solver": 4, "verifier": 4}
@@ -236,8 +238,8 @@ def test_a_stranger_reads_every_other_object(stranger: Stranger) -> None:
 
 
 def _strangers_shard() -> bytes:
-    """Order 0, one prompt, one episode that failed and one of a single sequence; no compression,
-    other list item names.
+    """Order 0, one prompt, one failed episode and one of a single sequence; no compression, other
+    list item names.
     """
     lists = {
         "tokens": pa.int32(),
@@ -294,10 +296,15 @@ def _strangers_shard() -> bytes:
         "write_id": WRITE_ID,
     }
     place = b"fedcba98" * 4
-    told = {"format": "1", "kind": "shard", "header": json.dumps(header, indent=1), "digest": place}
+    message = {
+        "format": "1",
+        "kind": "shard",
+        "header": json.dumps(header, indent=1),
+        "digest": place,
+    }
     fields = [pa.field(name, kind, nullable=False) for name, (kind, _) in values.items()]
     schema = pa.schema(
-        fields, metadata={f"astraflow.{name}": value for name, value in told.items()}
+        fields, metadata={f"astraflow.{name}": value for name, value in message.items()}
     )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
@@ -310,7 +317,7 @@ def _strangers_shard() -> bytes:
     return body.replace(place, xxhash.xxh3_128_hexdigest(body.replace(place, ZEROS)).encode())
 
 
-def test_others_read_the_shard_a_stranger_writes(local_store: ObjectStore, tmp_path: Path) -> None:
+def test_a_shard_of_an_independent_writer_is_read(local_store: ObjectStore, tmp_path: Path) -> None:
     Stranger(tmp_path / "store").write("shards/00000000.arrow", _strangers_shard())
     shard = shards.read(local_store, 0)
     (group,) = shard.groups
@@ -332,7 +339,7 @@ def test_others_read_the_shard_a_stranger_writes(local_store: ObjectStore, tmp_p
     assert sequence.min_version("solver") == 3
 
 
-def test_others_read_the_version_a_stranger_publishes(
+def test_a_version_of_an_independent_publisher_is_read(
     local_store: ObjectStore, tmp_path: Path
 ) -> None:
     data = np.array([1.0, -2.0], "<f4").tobytes()
@@ -372,7 +379,9 @@ def test_others_read_the_version_a_stranger_publishes(
     assert np.isnan(manifests.read_manifest(local_store, "solver", 1).metrics["trainer/loss"])
 
 
-def test_a_strangers_lease_and_stop_are_respected(local_store: ObjectStore, tmp_path: Path) -> None:
+def test_a_lease_and_a_stop_of_an_independent_writer_are_respected(
+    local_store: ObjectStore, tmp_path: Path
+) -> None:
     stranger = Stranger(tmp_path / "store")
     lease = {
         "format": 1,
@@ -395,12 +404,12 @@ def test_a_strangers_lease_and_stop_are_respected(local_store: ObjectStore, tmp_
 
 
 def section(heading: str) -> str:
-    """The page's text under a heading."""
-    found = re.search(
+    """The text of the page under a heading."""
+    result = re.search(
         rf"^## `?{re.escape(heading)}`?\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE
     )
-    assert found, f"the page has no section {heading}"
-    return found[1]
+    assert result, f"the page has no section {heading}"
+    return result[1]
 
 
 def table(text: str, first: str) -> dict[str, str]:
@@ -411,7 +420,7 @@ def table(text: str, first: str) -> dict[str, str]:
     return {cell[0].strip("| `"): cell[1].strip(" `|") for cell in cells}
 
 
-def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
+def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
     named = {
         "n": 7,
         "attempt": 1,
@@ -430,7 +439,7 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         "versions": "solver-00000004",
         "tag": "best",
     }
-    told = {
+    documented = {
         pattern.format(**named, key=layout.shard(7))
         for pattern in table(section("Store and keys"), "key")
     }
@@ -468,10 +477,10 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
     }
     assert keys.keys() == spelled
     others = {layout.RUN, layout.STOP, layout.FROZEN, layout.REPORT, "checks/WRITE_ID"}
-    assert told == {key for group in keys.values() for key in group} | others
+    assert documented == {key for group in keys.values() for key in group} | others
 
 
-def test_every_object_of_a_run_has_a_key_of_the_page(stranger: Stranger) -> None:
+def test_each_object_of_a_run_has_a_key_on_the_page(stranger: Stranger) -> None:
     digits = {
         "n:08d": r"\d{8}",
         "step:08d": r"\d{8}",
@@ -522,21 +531,21 @@ OBJECTS = {
 KINDS = {"shards": "shard", "batches": "batch", "evals": "evaluation"}
 
 
-def spelled(value: Any, told: dict[str, str], path: str = "") -> dict[str, Any]:
+def spelled(value: Any, message: dict[str, str], path: str = "") -> dict[str, Any]:
     """The fields of an object as the page spells them: `prompts[].id`, `tensors.*.dtype`; one value
     for each.
     """
-    if path and not any(row.startswith((f"{path}.", f"{path}[")) for row in told):
+    if path and not any(row.startswith((f"{path}.", f"{path}[")) for row in message):
         return {path: value}
     if isinstance(value, list):
         inner = [(f"{path}[]", each) for each in value]
     else:
-        star = any(row.startswith(f"{path}.*") for row in told)
+        star = any(row.startswith(f"{path}.*") for row in message)
         inner = [
             (f"{path}.{'*' if star else key}".lstrip("."), each) for key, each in value.items()
         ]
     return {
-        name: leaf for below, each in inner for name, leaf in spelled(each, told, below).items()
+        name: leaf for below, each in inner for name, leaf in spelled(each, message, below).items()
     }
 
 
@@ -550,7 +559,7 @@ JSON_TYPES: dict[str, Any] = {
 
 
 def fits(value: Any, kind: str) -> bool:
-    """Whether a value has the type that the page gives its field."""
+    """Whether a value has the type given by the page for its field."""
     kind = kind.removesuffix(" °")
     if kind.endswith(" or null"):
         return value is None or fits(value, kind.removesuffix(" or null"))
@@ -567,31 +576,31 @@ def fits(value: Any, kind: str) -> bool:
 
 
 @pytest.mark.parametrize(("heading", "key"), OBJECTS.items())
-def test_the_page_lists_just_the_fields_that_are_written_and_their_types(
+def test_the_page_lists_exactly_the_written_fields_and_their_types(
     stranger: Stranger, heading: str, key: str
 ) -> None:
     text = section(heading)
-    told = table(text, "field")
+    documented = table(text, "field")
     if key.endswith(".json"):
         written = stranger.json(key)
         common = {"format": "integer", "write_id": "string"}
         if not heading.startswith(OVERWRITTEN):
             common["checksum"] = "string"
         assert list(written)[: len(common)] == list(common)
-        told |= common
+        documented |= common
     else:
         written, _ = stranger.arrow(key, KINDS[key.split("/")[0]])
-        assert list(written)[-1] == list(told)[-1] == "write_id"
+        assert list(written)[-1] == list(documented)[-1] == "write_id"
     (example,) = (
         json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
     )
     for fields in (written, example):
-        found = spelled(fields, told)
-        assert found.keys() == told.keys()
-        assert [name for name, value in found.items() if not fits(value, told[name])] == []
+        result = spelled(fields, documented)
+        assert result.keys() == documented.keys()
+        assert [name for name, value in result.items() if not fits(value, documented[name])] == []
 
 
-def test_the_examples_of_the_page_carry_true_checksums() -> None:
+def test_the_examples_of_the_page_have_correct_checksums() -> None:
     examples = [
         json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
     ]
@@ -602,17 +611,17 @@ def test_the_examples_of_the_page_carry_true_checksums() -> None:
         assert xxhash.xxh3_128_hexdigest(zeroed) == example["checksum"]
 
 
-def test_the_page_lists_just_the_fields_of_a_tensor_folder(stranger: Stranger) -> None:
-    told = table(section("Tensor folders"), "field")
+def test_the_page_lists_exactly_the_fields_of_a_tensor_folder(stranger: Stranger) -> None:
+    documented = table(section("Tensor folders"), "field")
     for key in ("weights/solver/00000000", "checkpoints/solver/00000004", "../../models/8c1f"):
         manifest = stranger.json(f"{key}/manifest.json")
-        found = spelled({name: manifest[name] for name in ("tensors", "files")}, told)
-        assert found.keys() == told.keys()
-        assert all(fits(value, told[name]) for name, value in found.items())
+        result = spelled({name: manifest[name] for name in ("tensors", "files")}, documented)
+        assert result.keys() == documented.keys()
+        assert all(fits(value, documented[name]) for name, value in result.items())
 
 
 def _arrow_type(kind: Any) -> str:
-    """A type as the page spells it; refuses what the page rules out."""
+    """The type in the notation of the page; fails for types that the page excludes."""
     if pa.types.is_list(kind):
         assert not kind.value_field.nullable
         return f"list<{_arrow_type(kind.value_type)}>"
@@ -623,7 +632,7 @@ def _arrow_type(kind: Any) -> str:
 
 
 @pytest.mark.parametrize("heading", [heading for heading in OBJECTS if heading.endswith(".arrow")])
-def test_the_page_lists_just_the_columns_that_are_written_and_their_types(
+def test_the_page_lists_exactly_the_written_columns_and_their_types(
     stranger: Stranger, heading: str
 ) -> None:
     schema = pa.ipc.open_file((stranger.root / OBJECTS[heading]).read_bytes()).schema

@@ -1,4 +1,4 @@
-"""Every limit that `docs/format.md` states is the one that readers and writers have."""
+"""Each limit in `docs/format.md` is that of readers and writers."""
 
 import pytest
 
@@ -41,11 +41,11 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"Texts are cut after {heartbeats.TEXT_MAX:,} characters.",
     ],
 )
-def test_a_limit_of_the_page_is_the_limit_of_the_code(sentence: str) -> None:
+def test_each_limit_on_the_page_equals_that_of_the_code(sentence: str) -> None:
     assert sentence in PAGE
 
 
-def test_limits_that_the_page_states_as_powers() -> None:
+def test_limits_written_as_powers_equal_those_of_the_code() -> None:
     assert "2³⁰ bytes for `.arrow`, 2²⁷ for everything else" in PAGE
     assert (backend.ARROW_BYTES_MAX, backend.BYTES_MAX, json_objects.VALUES_MAX) == (
         2**30,

@@ -1,4 +1,4 @@
-"""`docs/extending/losses.md` is a contract: its example is run as it is written there."""
+"""`docs/extending/losses.md`: its example runs as written."""
 
 import importlib
 import math
@@ -41,7 +41,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def stepped(config: TrainConfig) -> tuple[dict[str, float], np.ndarray]:
-    """Metrics of one step, and how far each weight moved."""
+    """Metrics of one step, and the change of each weight."""
     weights = base_weights()
     engine = make_engine(config, MODEL_CONFIG, 3)
     engine.set_weights(weights)

@@ -1,4 +1,4 @@
-"""`docs/extending/sources.md` is a contract: its example is run as it is written there."""
+"""`docs/extending/sources.md`: its example runs as written."""
 
 import re
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_the_recipe_of_the_page_selects_the_classes_of_the_page() -> None:
     )
 
 
-def test_the_prompts_of_the_page_are_gone_through_epoch_by_epoch() -> None:
+def test_the_prompts_of_the_page_are_used_epoch_by_epoch() -> None:
     stream = CustomPrompts(custom="my_sources:Squares", args={"largest": 5}, seed=1).stream()
     assert [prompt.fields["answer"] for prompt in stream.all()] == ["1", "4", "9", "16", "25"]
     taken, cursor = stream.take({}, 5)
@@ -55,7 +55,7 @@ def test_the_prompts_of_the_page_are_gone_through_epoch_by_epoch() -> None:
 
 
 class Endless:
-    """No last prompt."""
+    """A source without a last prompt."""
 
     def size(self) -> None:
         return None
@@ -64,7 +64,7 @@ class Endless:
         return index
 
 
-def test_an_endless_source_is_used_in_its_own_order_and_has_no_whole() -> None:
+def test_an_endless_source_keeps_its_order_and_cannot_be_read_as_a_whole() -> None:
     stream = CustomPrompts(custom=f"{__name__}:Endless").stream()
     assert stream.take({"epoch": 0, "position": 7}, 2)[0] == [7, 8]
     with pytest.raises(

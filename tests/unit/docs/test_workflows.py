@@ -1,4 +1,4 @@
-"""`docs/extending/workflows.md` is a contract: its example is run as it is written there."""
+"""`docs/extending/workflows.md`: its example runs as written."""
 
 import importlib
 import re
@@ -34,7 +34,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 async def played(*answers: str, secret: str = "60") -> Episode:
-    """Run an episode by the recipe of the page."""
+    """Run an episode with the recipe of the page."""
     settings: Any = yaml.safe_load(blocks("yaml")[0])["rollout"]["workflow"]
     config = load("single_policy_tiny", {"rollout.workflow": settings})
     made = config.rollout.workflow
@@ -63,7 +63,7 @@ async def test_the_turns_of_the_recipe_are_a_limit() -> None:
     assert (episode.reward, episode.metrics) == (0.0, {"turns": 6.0})
 
 
-async def test_the_environment_of_the_page_fails_with_its_kind() -> None:
+async def test_a_failure_of_the_environment_of_the_page_has_its_kind() -> None:
     episode = await played("50", secret="sixty")
     assert (episode.error, episode.failure_kind) == (
         "EnvironmentFailedError: 'sixty' is no number to guess",
@@ -71,7 +71,7 @@ async def test_the_environment_of_the_page_fails_with_its_kind() -> None:
     )
 
 
-def test_the_page_lists_every_built_in_and_every_kind_with_its_exceptions() -> None:
+def test_the_page_lists_all_built_in_workflows_and_failure_kinds() -> None:
     for setting, table in (("name", WORKFLOWS), ("reward", REWARDS)):
         row = re.search(rf"^\| `{setting}` \| ([^|]*) \|", PAGE, flags=re.MULTILINE)
         assert row is not None

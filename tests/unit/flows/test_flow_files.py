@@ -1,4 +1,4 @@
-"""Flow files keep the three rules that Prefect's way of loading them by path asks for."""
+"""Flow files follow the three rules of Prefect's loader of flows by path."""
 
 import ast
 import importlib.metadata
@@ -13,7 +13,7 @@ FLOWS = ROOT / "flows"
 FILES = sorted(path for path in FLOWS.glob("*.py") if path.stem != "__init__")
 
 
-def test_no_flow_file_bears_the_name_of_something_that_can_be_imported() -> None:
+def test_no_flow_file_has_the_name_of_an_importable_module() -> None:
     # Prefect leaves flows/ at the front of sys.path: `flows/queue.py` would replace the standard
     # module for the whole process.
     installed = set(importlib.metadata.packages_distributions())
@@ -33,7 +33,7 @@ def test_no_flow_file_bears_the_name_of_something_that_can_be_imported() -> None
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_a_flow_file_holds_flows_and_nothing_else(path: Path) -> None:
+def test_a_flow_file_contains_only_flows(path: Path) -> None:
     tree = ast.parse(path.read_text())
     others = [
         ast.unparse(node)[:60]

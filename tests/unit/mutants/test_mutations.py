@@ -1,6 +1,4 @@
-"""The tool behind `make mutants`: which changes it makes, and what it says of a small project's
-tests.
-"""
+"""The tool behind `make mutants`: its mutations, and its report on the tests of a small project."""
 
 import json
 import os
@@ -22,11 +20,11 @@ from tests.support.checkout import ROOT
 def changes(source: str) -> list[tuple[str, str]]:
     """(before, after) of every mutant of a source, in their order."""
     text = dedent(source).lstrip()
-    return [one.change(text) for one in mutants("a.py", text)]
+    return [item.change(text) for item in mutants("a.py", text)]
 
 
 def one_of(source: str, after: str) -> Mutant:
-    return next(one for one in mutants("a.py", source) if one.change(source)[1] == after)
+    return next(item for item in mutants("a.py", source) if item.change(source)[1] == after)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +64,7 @@ def test_statements_are_dropped_swapped_and_their_conditions_negated() -> None:
             a += b
             return a == b
     """
-    assert [found for _, found in changes(source)] == [
+    assert [results for _, results in changes(source)] == [
         "go(a) self.a = a",
         "pass",  # self.a = a
         "pass",  # go(a)
@@ -79,7 +77,7 @@ def test_statements_are_dropped_swapped_and_their_conditions_negated() -> None:
     ]
 
 
-def test_words_annotations_decorators_and_log_calls_are_left_alone() -> None:
+def test_strings_annotations_decorators_and_log_calls_are_not_changed() -> None:
     source = '''
         """A docstring with 1."""
         from a import b
@@ -94,30 +92,30 @@ def test_words_annotations_decorators_and_log_calls_are_left_alone() -> None:
     assert [found for _, found in changes(source)] == ["return None"]
 
 
-def test_a_mutant_is_named_by_its_words_wherever_they_stand_in_the_file() -> None:
+def test_a_mutant_is_named_by_its_source_text_independent_of_its_line() -> None:
     source = "def f(a):\n    return a < 1\n"
     moved = "\n\nx = y\n" + source
-    found = [(one.function, *one.change(source)) for one in mutants("a.py", source)]
+    result = [(item.function, *item.change(source)) for item in mutants("a.py", source)]
     assert (
-        found
-        == [(one.function, *one.change(moved)) for one in mutants("a.py", moved)][: len(found)]
+        result
+        == [(item.function, *item.change(moved)) for item in mutants("a.py", moved)][: len(result)]
     )
-    assert found[0] == ("f", "return a < 1", "return False")
+    assert result[0] == ("f", "return a < 1", "return False")
 
 
-def test_positions_are_those_of_characters_also_behind_letters_of_several_bytes() -> None:
+def test_positions_count_characters_also_after_multibyte_letters() -> None:
     assert changes('x = "πρ→", a < b\n') == [('x = "πρ→", a < b', 'x = "πρ→", a <= b')]
 
 
-def test_every_mutant_of_this_project_can_be_parsed_and_differs_from_its_source() -> None:
+def test_each_mutant_of_this_project_can_be_parsed_and_differs_from_its_source() -> None:
     for path in sorted((ROOT / "storage").rglob("*.py")):
         source = path.read_text()
-        for one in mutants(path.name, source):
-            compile(one.applied(source), path.name, "exec")
-            assert one.applied(source) != source
+        for item in mutants(path.name, source):
+            compile(item.applied(source), path.name, "exec")
+            assert item.applied(source) != source
 
 
-def test_a_probe_marks_the_statement_or_else_its_function() -> None:
+def test_a_probe_marks_the_statement_or_its_function() -> None:
     source = (
         "def f(a):\n    b = a\n    if a < 1:\n        return 1\n    elif a < 3:\n        return 4\n"
     )
@@ -131,7 +129,7 @@ def test_a_probe_marks_the_statement_or_else_its_function() -> None:
     ).applied(compiled)
 
 
-def test_test_files_are_found_by_what_they_import(tmp_path: Path) -> None:
+def test_test_files_are_found_by_their_imports(tmp_path: Path) -> None:
     (tmp_path / "tests/unit").mkdir(parents=True)
     (tmp_path / "storage/coordination").mkdir(parents=True)
     (tmp_path / "storage/coordination/leases.py").write_text("from storage import layout\n")
@@ -143,19 +141,19 @@ def test_test_files_are_found_by_what_they_import(tmp_path: Path) -> None:
     (tmp_path / "tests/unit/test_b.py").write_text(
         "def test():\n    from storage.store.object_store import y\n"
     )
-    found = trials.importing(tmp_path)
+    result = trials.importing(tmp_path)
     assert {
         "storage.coordination.leases",
         "storage.run.orders",
         "data_ops.dataflow.ledger",
-    } <= found["tests/unit/test_a.py"]
-    assert "storage.store.object_store" in found["tests/unit/test_b.py"]
-    assert "storage.coordination.leases" not in found["tests/unit/test_b.py"]
-    assert "storage.layout" in found["tests/unit/test_a.py"]  # which `leases` imports
-    assert "storage.import_path" not in found["tests/unit/test_a.py"]
+    } <= result["tests/unit/test_a.py"]
+    assert "storage.store.object_store" in result["tests/unit/test_b.py"]
+    assert "storage.coordination.leases" not in result["tests/unit/test_b.py"]
+    assert "storage.layout" in result["tests/unit/test_a.py"]  # which `leases` imports
+    assert "storage.import_path" not in result["tests/unit/test_a.py"]
 
 
-def test_work_that_never_ends_is_killed_by_its_cpu_time_and_work_that_waits_for_ever_by_its_silence(
+def test_a_busy_trial_is_killed_by_cpu_time_and_a_silent_one_by_a_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spin() -> int:
@@ -205,7 +203,7 @@ def test_all():
 """
 
 
-def test_it_says_of_a_small_project_what_is_noticed_what_survives_and_what_is_not_covered(
+def test_the_report_of_a_small_project_has_killed_surviving_and_uncovered_mutants(
     tmp_path: Path,
 ) -> None:
     for name, text in (
@@ -234,11 +232,11 @@ def test_it_says_of_a_small_project_what_is_noticed_what_survives_and_what_is_no
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = {
+    result = {
         (row["function"], row["after"]): row["fate"]
         for row in json.loads((tmp_path / "found.json").read_text())
     }
-    assert found == {
+    assert result == {
         ("", "LIMIT = 4"): "noticed",
         ("tested", "return None"): "noticed",
         ("tested", "return a - b"): "noticed",

@@ -1,4 +1,4 @@
-"""The exact versions that `make install` takes: they fit what pyproject.toml declares, and every
+"""The locked versions for `make install`: they are within the ranges of pyproject.toml, and each
 file has its hash.
 """
 
@@ -44,13 +44,13 @@ DECLARED = [
 
 
 @pytest.mark.parametrize("declared", DECLARED)
-def test_what_is_declared_is_locked_to_a_version_in_its_range(declared: str) -> None:
+def test_each_declared_package_is_locked_within_its_range(declared: str) -> None:
     requirement = Requirement(declared)
     entry = {**LOCKED, **TORCH}[canonicalize_name(requirement.name)]
     assert requirement.specifier.contains(_version(entry))
 
 
-def test_every_locked_package_has_hashes() -> None:
+def test_each_locked_package_has_hashes() -> None:
     assert len(LOCKED) > 150
     for entry in (*LOCKED.values(), *CUDA.values()):
         head, *hashes = entry.rstrip().split(" \\\n")
@@ -59,9 +59,7 @@ def test_every_locked_package_has_hashes() -> None:
         assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in hashes), entry
 
 
-def test_torch_alone_has_no_hash_and_what_only_its_cuda_build_needs_is_not_forced_on_others() -> (
-    None
-):
+def test_only_torch_has_no_hash_and_its_cuda_packages_are_optional() -> None:
     assert list(TORCH) == ["torch"]
     assert re.fullmatch(r"torch==\d+\.\d+\.\d+\n", TORCH["torch"])
     assert not [name for name in LOCKED if re.match("nvidia|cuda|triton|torch", name)]
@@ -69,12 +67,12 @@ def test_torch_alone_has_no_hash_and_what_only_its_cuda_build_needs_is_not_force
     assert all("sys_platform == 'linux'" in entry for entry in CUDA.values())
 
 
-def test_what_torch_needs_is_locked_since_it_is_installed_without_its_dependencies() -> None:
+def test_the_dependencies_of_torch_are_locked() -> None:
     needed = [Requirement(line) for line in importlib.metadata.requires("torch") or []]
     names = {
-        canonicalize_name(one.name)
-        for one in needed
-        if one.marker is None or one.marker.evaluate({"extra": ""})
+        canonicalize_name(item.name)
+        for item in needed
+        if item.marker is None or item.marker.evaluate({"extra": ""})
     }
     assert {"sympy", "networkx"} <= names
     assert names <= {*LOCKED, *CUDA}
@@ -90,19 +88,19 @@ def test_the_installed_versions_are_the_locked_ones() -> None:
 
 def test_a_resolution_is_split_by_who_needs_a_package() -> None:
     split = runpy.run_path(str(ROOT / "requirements" / "lock.py"))["split"]
-    one = "torch==2.13.0 \\\n    --hash=sha256:aa\n"
+    item = "torch==2.13.0 \\\n    --hash=sha256:aa\n"
     others = [
         f"{name}==1.0 \\\n    --hash=sha256:bb\n"
         for name in ("nvidia-nccl-cu13", "cuda-bindings", "triton", "torchdata")
     ]
-    assert split([*others, one]) == {
+    assert split([*others, item]) == {
         "locked.txt": others[3],
         "cuda.txt": "".join(others[:3]),
         "torch.txt": "torch==2.13.0\n",
     }
 
 
-def test_no_second_index_is_ever_asked_for_everything() -> None:
+def test_no_second_index_is_used_for_all_packages() -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert "EXTRA_INDEX" not in makefile
     uses = [
@@ -114,7 +112,7 @@ def test_no_second_index_is_ever_asked_for_everything() -> None:
     assert all("requirements/torch.txt" in line and "locked.txt" not in line for line in uses)
 
 
-def test_the_licence_is_apaches_text_and_is_declared() -> None:
+def test_the_licence_is_the_apache_text_and_is_declared() -> None:
     assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
     assert (PROJECT["project"]["license"], PROJECT["project"]["license-files"]) == (
         "Apache-2.0",

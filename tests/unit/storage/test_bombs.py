@@ -1,4 +1,6 @@
-"""Objects of `tests/support/stores/bombs.py` are rejected as corrupt, with the reason, before memory is allocated."""
+"""Objects of `tests/support/stores/bombs.py` are rejected as corrupt, with the reason, before
+memory is allocated.
+"""
 
 import json
 import os
@@ -82,9 +84,7 @@ TOLD = {
 
 @pytest.fixture(scope="module")
 def read() -> dict[str, list[str]]:
-    """Name of each bomb → the error that reading it raised under a limit of memory, and its
-    message.
-    """
+    """Name of each bomb → the error of reading it under a memory limit, and its message."""
     command = [sys.executable, "-m", "tests.support.stores.bombs"]
     done = subprocess.run(
         command,
@@ -93,26 +93,26 @@ def read() -> dict[str, list[str]]:
         capture_output=True,
         check=True,
     )
-    found: dict[str, list[str]] = json.loads(done.stdout)
-    return found
+    output: dict[str, list[str]] = json.loads(done.stdout)
+    return output
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_small_object_that_claims_much_memory_is_corrupt(
+def test_a_small_object_that_requires_much_memory_is_corrupt(
     name: str, read: dict[str, list[str]]
 ) -> None:
     kind, message = read[name]
     assert (kind, re.search(TOLD[name], message) is not None) == ("CorruptError", True), message
 
 
-def test_every_bomb_has_an_expected_error(read: dict[str, list[str]]) -> None:
+def test_each_bomb_has_an_expected_error(read: dict[str, list[str]]) -> None:
     assert read.keys() == TOLD.keys()
 
 
-def test_a_bomb_is_quarantined_while_the_other_shards_are_trained_on(
+def test_a_bomb_is_quarantined_while_training_continues_on_other_shards(
     memory_store: ObjectStore,
 ) -> None:
-    """In the dataflow, and in `verify` of what came of it."""
+    """In the dataflow, and in `verify` of its results."""
     source = finished_run(open_store(f"memory://{uuid4().hex}"))
     config = runs.read_run_config(source)
     run = runs.create_run(memory_store, "r", config)

@@ -31,8 +31,8 @@ TOO_FAR = ("1e30", "-1e30", "9" * 400)
 def _numbers(
     model: type[BaseModel], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every numeric field below a model, with the key that a recipe writes: of policies `solver`,
-    of regions `us-east`.
+    """Each numeric field below a model, with its key in a recipe: of policies `solver`, of regions
+    `us-east`.
     """
     for name, info in model.model_fields.items():
         yield from _of(info.annotation, (*path, name), info)
@@ -66,7 +66,7 @@ SELECTED: dict[str, dict[str, Any]] = {
 NUMBERS = {".".join(path): info for path, info in _numbers(RunConfig)}
 
 
-def test_the_walk_finds_the_numbers_of_every_room() -> None:
+def test_the_numbers_of_every_package_are_listed() -> None:
     some = {
         "steps",
         "data.max_staleness",
@@ -79,13 +79,13 @@ def test_the_walk_finds_the_numbers_of_every_room() -> None:
 
 
 @pytest.mark.parametrize("key", NUMBERS)
-def test_a_number_beyond_its_bounds_is_refused_with_its_key_its_value_and_the_bound(
+def test_a_number_out_of_bounds_is_refused_with_key_value_and_bound(
     key: str,
 ) -> None:
-    found = NUMBERS[key]
-    bounds = _bounds(found)
-    assert any(hasattr(one, "ge") or hasattr(one, "gt") for one in bounds), "no lower bound"
-    assert any(hasattr(one, "le") or hasattr(one, "lt") for one in bounds), "no upper bound"
+    result = NUMBERS[key]
+    bounds = _bounds(result)
+    assert any(hasattr(item, "ge") or hasattr(item, "gt") for item in bounds), "no lower bound"
+    assert any(hasattr(item, "le") or hasattr(item, "lt") for item in bounds), "no upper bound"
     for written in (*NOT_FINITE, *TOO_FAR):
         with pytest.raises(ConfigError) as caught:
             load(RECIPE, {**SELECTED.get(key, {}), key: _value(written)})
@@ -100,10 +100,10 @@ def _bounds(info: FieldInfo) -> list[Any]:
     """Constraints of the field itself, or of the type within an optional one."""
     inside = [part for part in get_args(info.annotation) if part is not type(None)]
     nested = [
-        one
+        item
         for part in inside
         for annotated in getattr(part, "__metadata__", ())
-        for one in getattr(annotated, "metadata", ())
+        for item in getattr(annotated, "metadata", ())
     ]
     return [*info.metadata, *nested]
 
@@ -115,7 +115,7 @@ def _value(written: str) -> Any:
 
 
 @pytest.mark.parametrize("key", ["policies.solver.sampling.temperature", "evaluation.temperature"])
-def test_a_temperature_that_float32_could_not_divide_by_is_refused(key: str) -> None:
+def test_a_temperature_too_small_for_float32_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"{key}: must be 0 \(greedy\), or at least 1e-12"):
         load(RECIPE, {key: 9e-13})
     assert (
@@ -152,7 +152,7 @@ def test_an_error_names_file_line_value_and_bound() -> None:
         ("Megabytes", 64, 2**24), ("Seed", 0, 2**63 - 1),
     ],
 )  # fmt: skip
-def test_whole_numbers_are_taken_from_the_lowest_to_the_highest(
+def test_integers_are_accepted_from_the_lowest_to_the_highest(
     name: str, least: int, most: int
 ) -> None:
     kind: TypeAdapter[int] = TypeAdapter(getattr(config_model, name))
@@ -219,7 +219,7 @@ def test_the_bounds_themselves_are_allowed(key: str, least: int, most: int) -> N
         ("policies.solver.train.lr", -1, "must be greater than or equal to 0, not -1"),
     ],
 )
-def test_the_error_of_an_optional_limit_says_how_to_switch_it_off(
+def test_the_error_of_an_optional_limit_shows_how_to_disable_it(
     key: str, value: float, words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -53,7 +53,7 @@ class Section(Frozen):
 
 
 def kinds(union: object, *values: object) -> list[type[BaseModel] | str]:
-    """The model that each value becomes, or the kind of error."""
+    """The model that results from each value, or the kind of error."""
     adapter: TypeAdapter[BaseModel] = TypeAdapter(union)
     result: list[type[BaseModel] | str] = []
     for value in values:
@@ -64,7 +64,7 @@ def kinds(union: object, *values: object) -> list[type[BaseModel] | str]:
     return result
 
 
-def test_a_name_selects_and_its_absence_selects_the_default() -> None:
+def test_a_name_selects_a_variant_and_its_absence_the_default() -> None:
     assert kinds(Colour, {}, {"name": "red"}, {"name": "blue"}, {"name": None}) == [
         Blue,
         Red,
@@ -94,7 +94,7 @@ def test_an_import_path_selects_the_custom_variant() -> None:
     assert kinds(Named, {}, 3) == ["union_tag_not_found", "union_tag_not_found"]
 
 
-def test_the_only_key_that_is_set_selects() -> None:
+def test_the_only_key_that_is_set_selects_the_variant() -> None:
     assert kinds(Place, {"path": ""}, {"url": "x", "port": 2}, Here(path="a"), There(url="b")) == [
         Here,
         There,
@@ -108,12 +108,12 @@ def test_the_only_key_that_is_set_selects() -> None:
     assert kinds(Place, {"path": "a", "port": 2}) == ["extra_forbidden"]
 
 
-def test_what_a_model_writes_is_read_as_the_same_model() -> None:
+def test_a_dumped_model_is_read_as_the_same_model() -> None:
     section = Section(colour=Blue(depth=3), places=[Here(path="a"), There(url="b")])
     assert Section.model_validate(section.model_dump(mode="json")) == section
 
 
-def test_the_table_of_a_union_is_in_its_order() -> None:
+def test_the_table_of_a_union_keeps_its_order() -> None:
     assert list(variants(Colour).items()) == [("red", Red), ("blue", Blue)]
     assert variants(Place) == {"path": Here, "url": There}
     field = Section.model_fields["colour"]
@@ -125,7 +125,7 @@ def test_the_table_of_a_union_is_in_its_order() -> None:
     assert choice_of(Annotated[Red | Blue, "no selector"]) is None
 
 
-def test_fields_that_only_other_variants_have_are_found_with_their_variants() -> None:
+def test_fields_of_other_variants_are_found_with_their_variants() -> None:
     choice = choice_of(Colour)
     assert choice is not None
     assert choice.foreign_fields("red") == {"depth": ["blue"]}
@@ -160,7 +160,7 @@ def test_a_selector_returns_the_setting_for_a_variant() -> None:
     assert ByKey(("path", "url")).setting_for("url") == "url"
 
 
-def test_a_marked_field_has_an_effect_with_one_value_or_with_any() -> None:
+def test_a_marked_field_has_an_effect_with_one_or_any_value() -> None:
     constant, tokens = OnlyWith("aggregate", "constant"), OnlyWith("tokens")
     assert [constant.is_met({"aggregate": value}) for value in ("constant", "mean", None)] == [
         True,

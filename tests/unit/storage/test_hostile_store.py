@@ -26,9 +26,7 @@ from tests.support.stores.stranger import WRITE_ID, sealed
 
 
 def add_file(run: ObjectStore, policy: str, version: int, name: str, body: bytes) -> str:
-    """Lists one more file in the version's manifest, sealed as it must be, and stores it; returns
-    the manifest's key.
-    """
+    """Add one file to the version's manifest, seal and store it; return the manifest's key."""
     key = layout.manifest(layout.weights(policy, version))
     manifest = json.loads(run.get(key))
     manifest["files"].append({"name": name, "num_bytes": len(body), "digest": file_digest(body)})
@@ -39,49 +37,49 @@ def add_file(run: ObjectStore, policy: str, version: int, name: str, body: bytes
 
 
 def evil_name(tmp_path: Path) -> str:
-    """What follows its first dot is an absolute path."""
+    """The text after its first dot is an absolute path."""
     return f"x.{tmp_path}/EVIL"
 
 
 def test_an_export_never_writes_outside_its_folder(tmp_path: Path) -> None:
-    made = SmallRun("hostile-export")
-    made.version("solver", 0, {"config.json": b"{}"})
-    add_file(made.run, "solver", 0, evil_name(tmp_path), b"evil")
+    small_run = SmallRun("hostile-export")
+    small_run.version("solver", 0, {"config.json": b"{}"})
+    add_file(small_run.run, "solver", 0, evil_name(tmp_path), b"evil")
     with pytest.raises(
         CorruptError, match=r"files\.2\.name: .*EVIL' is not the name of a data file"
     ):
-        export_model(made.run, "solver", 0, tmp_path / "out")
+        export_model(small_run.run, "solver", 0, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_never_writes_what_a_manifest_names(tmp_path: Path) -> None:
-    made = SmallRun("hostile-report")
-    made.version("solver", 0, {"tokenizer_config.json": b"{}"})
-    add_file(made.run, "solver", 0, evil_name(tmp_path), b"evil")
-    assert decoder(made.run, "solver")(7) == "⟨7⟩"
+def test_a_report_never_writes_the_files_named_by_a_manifest(tmp_path: Path) -> None:
+    small_run = SmallRun("hostile-report")
+    small_run.version("solver", 0, {"tokenizer_config.json": b"{}"})
+    add_file(small_run.run, "solver", 0, evil_name(tmp_path), b"evil")
+    assert decoder(small_run.run, "solver")(7) == "⟨7⟩"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_invalid_tokenizer_does_not_prevent_the_report() -> None:
-    made = SmallRun("hostile-tokenizer")
-    made.version("solver", 0, {"tokenizer.json": b'{"model": 1}'})
-    assert decoder(made.run, "solver")(7) == "⟨7⟩"
+    small_run = SmallRun("hostile-tokenizer")
+    small_run.version("solver", 0, {"tokenizer.json": b'{"model": 1}'})
+    assert decoder(small_run.run, "solver")(7) == "⟨7⟩"
 
 
-def test_a_link_in_the_folder_of_an_export_is_never_written_through(tmp_path: Path) -> None:
-    made = SmallRun("hostile-link")
-    made.version("solver", 0, {"config.json": b"{}"})
+def test_an_export_never_writes_through_a_symbolic_link(tmp_path: Path) -> None:
+    small_run = SmallRun("hostile-link")
+    small_run.version("solver", 0, {"config.json": b"{}"})
     (tmp_path / "theirs").write_bytes(b"theirs")
-    export_model(made.run, "solver", 0, tmp_path / "out")
+    export_model(small_run.run, "solver", 0, tmp_path / "out")
     (tmp_path / "out" / "config.json").unlink()
     (tmp_path / "out" / "config.json").symlink_to(tmp_path / "theirs")
-    export_model(made.run, "solver", 0, tmp_path / "out")
+    export_model(small_run.run, "solver", 0, tmp_path / "out")
     assert (tmp_path / "theirs").read_bytes() == b"theirs"
     assert (tmp_path / "out" / "config.json").read_bytes() == b"{}"
 
 
 @pytest.mark.parametrize("name", ["../tokenizer.json", "/tmp/tokenizer.json", ".tokenizer.json"])
-def test_a_workers_tokenizer_is_made_of_plain_names_only(name: str) -> None:
+def test_the_tokenizer_of_a_worker_consists_of_plain_file_names(name: str) -> None:
     with pytest.raises(CorruptError, match="cannot be written into"):
         load_chat({**base_files(), name: b"{}"})
 
@@ -89,7 +87,7 @@ def test_a_workers_tokenizer_is_made_of_plain_names_only(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["modeling_evil.py", "pytorch_model.bin", "evil.so", "tokenizer.pkl", "../config.json"]
 )
-def test_code_beside_a_models_tensors_is_neither_stored_nor_read(
+def test_code_beside_the_tensors_of_a_model_is_neither_stored_nor_read(
     memory_store: ObjectStore, name: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"cannot be stored in .*: the name "):
@@ -101,24 +99,24 @@ def test_code_beside_a_models_tensors_is_neither_stored_nor_read(
             extra_files={"config.json": b"{}", name: b"import os"},
         )
     assert memory_store.list() == []
-    made = SmallRun(f"hostile-code-{name.replace('/', '-')}")
-    made.version("solver", 0, {"config.json": b"{}"})
-    add_file(made.run, "solver", 0, f"{WRITE_ID}.{name}", b"import os")
+    small_run = SmallRun(f"hostile-code-{name.replace('/', '-')}")
+    small_run.version("solver", 0, {"config.json": b"{}"})
+    add_file(small_run.run, "solver", 0, f"{WRITE_ID}.{name}", b"import os")
     with pytest.raises(CorruptError, match="is not the name of a data file"):
-        reader.fetch_files(made.run, "solver")
+        reader.fetch_files(small_run.run, "solver")
 
 
 def test_a_file_that_is_listed_twice_is_corrupt() -> None:
-    made = SmallRun("hostile-twice")
-    made.version("solver", 0, {"config.json": b"{}"})
-    add_file(made.run, "solver", 0, f"{WRITE_ID}.config.json", b"[]")
+    small_run = SmallRun("hostile-twice")
+    small_run.version("solver", 0, {"config.json": b"{}"})
+    add_file(small_run.run, "solver", 0, f"{WRITE_ID}.config.json", b"[]")
     with pytest.raises(
         CorruptError, match=r"lists the file 'config\.json', whose name is listed twice"
     ):
-        reader.fetch_files(made.run, "solver")
+        reader.fetch_files(small_run.run, "solver")
 
 
-def test_verify_names_the_object_with_the_bad_name_and_checks_all_others(
+def test_verify_reports_an_object_with_an_invalid_name_and_checks_all_others(
     memory_store: ObjectStore, tmp_path: Path
 ) -> None:
     run = finished_run(memory_store)
@@ -126,12 +124,14 @@ def test_verify_names_the_object_with_the_bad_name_and_checks_all_others(
     batch = layout.batch("verifier", 2)
     run.delete(batch)
     run.create(batch, batches.encode(batches.read(run, "verifier", 1)))
-    told = {(one.invariant, one.where): one.what for one in verify(run, run_terms(run)).violations}
-    assert "EVIL' is not the name of a data file" in told[3, where]
-    assert told[1, batch] == f"{batch} holds batch 1 of verifier"
+    documented = {
+        (item.invariant, item.where): item.what for item in verify(run, run_terms(run)).violations
+    }
+    assert "EVIL' is not the name of a data file" in documented[3, where]
+    assert documented[1, batch] == f"{batch} holds batch 1 of verifier"
 
 
-def test_verify_names_a_checkpoint_with_a_bad_name_or_of_another_step_and_no_other(
+def test_verify_reports_only_the_checkpoint_with_an_invalid_name_or_step(
     memory_store: ObjectStore,
 ) -> None:
     run = finished_run(memory_store)
@@ -143,13 +143,13 @@ def test_verify_names_a_checkpoint_with_a_bad_name_or_of_another_step_and_no_oth
     for key, body in ((keys[0], sealed(manifest)), (keys[2], second)):
         run.delete(key)
         run.create(key, body)
-    found = verify(run, run_terms(run)).violations
-    assert [(one.invariant, one.where) for one in found] == [(3, keys[0]), (3, keys[2])]
-    assert "'x./tmp/EVIL' is not the name of a data file" in found[0].what
-    assert found[1].what == f"{keys[2]} is the checkpoint of solver step 2"
+    violations = verify(run, run_terms(run)).violations
+    assert [(item.invariant, item.where) for item in violations] == [(3, keys[0]), (3, keys[2])]
+    assert "'x./tmp/EVIL' is not the name of a data file" in violations[0].what
+    assert violations[1].what == f"{keys[2]} is the checkpoint of solver step 2"
 
 
-def test_verify_names_a_policy_that_cannot_be_part_of_a_key_and_checks_the_others(
+def test_verify_reports_an_invalid_policy_name_and_checks_the_others(
     memory_store: ObjectStore,
 ) -> None:
     run = finished_run(memory_store)
@@ -163,13 +163,13 @@ def test_verify_names_a_policy_that_cannot_be_part_of_a_key_and_checks_the_other
     run.create(layout.RUN, sealed(record))
     run.delete(layout.batch("solver", 2))
     verdict = verify(run, run_terms(run))
-    named = sorted(one.what for one in verdict.violations if one.where == layout.RUN)
+    named = sorted(item.what for item in verdict.violations if item.where == layout.RUN)
     assert named == [
         r"names the policy '../../x', of which there can be no batch and no version",
         r"names the policy '\x1b[2J', of which there can be no batch and no version",
         r"names the policy 'a/b', of which there can be no batch and no version",
     ]
-    assert any(one.where == layout.batch("solver", 2) for one in verdict.violations)
+    assert any(item.where == layout.batch("solver", 2) for item in verdict.violations)
     assert sorted(verdict.policies) == sorted(POLICIES)
 
 
@@ -219,8 +219,8 @@ def test_an_invalid_key_is_not_listed(key: str) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What transformers asks the person at the terminal, who agrees to everything."""
+def shown_prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The prompt that transformers shows at the terminal; the simulated user agrees to everything."""
     questions: list[str] = []
 
     def agree(question: str) -> str:
@@ -231,8 +231,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return questions
 
 
-def test_a_config_that_names_code_neither_runs_it_nor_prompts_a_person(
-    asked: list[str],
+def test_a_config_that_names_code_neither_runs_it_nor_shows_a_prompt(
+    shown_prompts: list[str],
 ) -> None:
     from trainer.engines.torch.hf_model import HfModel
 
@@ -243,11 +243,11 @@ def test_a_config_that_names_code_neither_runs_it_nor_prompts_a_person(
     }
     with pytest.raises(ConfigError, match=r"gives no causal language model: .* custom code"):
         HfModel(config, {}, "cpu", False)
-    assert asked == []
+    assert shown_prompts == []
 
 
-def test_a_tokenizer_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_to(
-    asked: list[str],
+def test_a_tokenizer_that_names_code_neither_runs_it_nor_shows_a_prompt(
+    shown_prompts: list[str],
 ) -> None:
     named = {
         "tokenizer_class": "EvilTokenizer",
@@ -259,4 +259,4 @@ def test_a_tokenizer_that_names_code_of_its_own_neither_runs_it_nor_asks_a_perso
     }
     with pytest.raises(ConfigError, match=r"(?s)make no tokenizer: .* custom code"):
         load_chat(files)
-    assert asked == []
+    assert shown_prompts == []

@@ -148,16 +148,16 @@ def nothing_is_called() -> Any:
     ("name", "found"),
     [
         *(("greedy", Greedy), ("late", Lenient)),
-        *((f"{HERE}:{one.__name__}", one) for one in (Greedy, Lenient, Decorated)),
+        *((f"{HERE}:{item.__name__}", item) for item in (Greedy, Lenient, Decorated)),
     ],
 )
-def test_a_builtin_and_an_import_path_lead_to_a_class_that_is_not_yet_called(
+def test_a_builtin_name_and_an_import_path_resolve_to_a_class_without_calling_it(
     name: str, found: type
 ) -> None:
     assert resolve(name, TABLE, KIND) is found
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
+def test_an_unknown_name_gives_a_list_of_names() -> None:
     with pytest.raises(
         ConfigError, match=r"^'gredy' is not known; use one of greedy, late, or an import path"
     ):
@@ -210,7 +210,7 @@ def test_the_error_of_an_import_path_names_the_part_that_failed(path: str, sente
         ("WithoutSeed", r"cannot be built as WithoutSeed\(seed\)"),
     ],
 )
-def test_what_is_no_class_of_its_kind_is_named_with_the_key_and_what_is_wanted(
+def test_an_object_of_another_kind_is_named_with_its_key_and_the_expected_kind(
     name: str, what: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"^data\.choose: {HERE}:{name} {what}; {WANTED}$"):
@@ -247,7 +247,7 @@ def test_the_standard_library_is_refused_before_it_is_imported(
         ("os", "os:system", False),
     ],
 )
-def test_the_allow_list_limits_import_paths_and_not_builtins(
+def test_the_allow_list_applies_to_import_paths_and_not_to_builtins(
     allowed: str, path: str, is_allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ALLOW_VARIABLE, allowed)
@@ -314,8 +314,8 @@ class _NeedsBackend(type):
 
 
 class Placeholder(metaclass=_NeedsBackend):
-    """What a package such as transformers has in place of a class whose own requirements are not
-    installed.
+    """The placeholder that a package such as transformers has for a class with missing
+    requirements.
     """
 
 
@@ -368,7 +368,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_every_key_of_a_recipe_rejects_a_class_of_another_kind_before_it_is_called(
+def test_each_key_of_a_recipe_rejects_a_class_of_another_kind_before_calling_it(
     place: str,
 ) -> None:
     with pytest.raises(
@@ -398,12 +398,12 @@ def test_every_key_of_a_recipe_rejects_a_class_of_another_kind_before_it_is_call
         (train_engine.ENGINES, train_engine.ENGINE),
     ],
 )
-def test_every_builtin_fulfils_the_contract_of_its_kind(
+def test_each_builtin_fulfils_the_contract_of_its_kind(
     table: dict[str, Any], kind: PluginKind
 ) -> None:
     for name in table:
-        found = resolve(name, table, kind)
-        assert resolve(f"{found.__module__}:{found.__name__}", {}, kind) is found
+        result = resolve(name, table, kind)
+        assert resolve(f"{result.__module__}:{result.__name__}", {}, kind) is result
 
 
 class Curator:
@@ -418,7 +418,7 @@ class Curator:
         return True
 
 
-def test_arguments_of_an_algorithm_are_judged_without_building_it() -> None:
+def test_arguments_of_an_algorithm_are_validated_without_building_it() -> None:
     custom.CustomCurator(name=f"{HERE}:Curator", args={"limit": 0.5}).find()
     with pytest.raises(
         ConfigError,
@@ -439,7 +439,7 @@ class OneLetterRoles(NoRoles):
 
 
 @pytest.mark.parametrize("name", ["NoRoles", "OneLetterRoles"])
-def test_a_workflow_class_has_its_roles_before_it_is_built(name: str) -> None:
+def test_the_roles_of_a_workflow_class_are_known_before_it_is_built(name: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"^rollout\.workflow\.name: {HERE}:{name} has no class attribute roles"
     ):

@@ -7,7 +7,7 @@ BAD = ["", "a/b", "..", "../../runs", "a.b", "-x", "a b", "solver\n", "a" * 101]
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_policy_whose_name_cannot_be_part_of_a_key_is_refused_everywhere(name: str) -> None:
+def test_an_invalid_policy_name_is_refused_in_every_key(name: str) -> None:
     for key in (layout.batch, layout.weights, layout.checkpoint):
         with pytest.raises(
             ConfigError,
@@ -19,12 +19,12 @@ def test_a_policy_whose_name_cannot_be_part_of_a_key_is_refused_everywhere(name:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_member_whose_name_cannot_be_part_of_a_key_is_refused(name: str) -> None:
+def test_an_invalid_member_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="cannot name a policy, a member or a tag"):
         layout.heartbeat("rollout", name)
 
 
-def test_only_a_canonical_key_has_a_number() -> None:
+def test_only_a_canonical_key_is_parsed_as_a_number() -> None:
     keys = [layout.shard(number) for number in (12, 3, 123456789)]
     strays = [
         "shards/7.arrow",
@@ -36,7 +36,7 @@ def test_only_a_canonical_key_has_a_number() -> None:
     assert layout.numbers(keys + strays, layout.shard) == [3, 12, 123456789]
 
 
-def test_a_number_of_thousands_of_digits_is_no_number() -> None:
+def test_a_number_of_thousands_of_digits_is_not_parsed() -> None:
     long = "9" * 5000
     keys = [f"orders/{long}.json", layout.order(7), layout.order(2**63 - 1)]
     assert layout.numbers(keys, layout.order) == [7, 2**63 - 1]
@@ -57,12 +57,12 @@ def test_a_number_of_thousands_of_digits_is_no_number() -> None:
     assert [layout.version_of(other, "solver") for other in others] == [None] * 4
 
 
-def test_a_policys_name_is_never_taken_for_a_number() -> None:
+def test_a_policy_name_is_never_parsed_as_a_number() -> None:
     keys = [layout.batch("p00000007", 2), layout.batch("p00000002", 7)]
     assert layout.numbers(keys, lambda step: layout.batch("p00000007", step)) == [2]
 
 
-def test_plain_names_make_keys() -> None:
+def test_keys_consist_of_plain_names() -> None:
     assert layout.batch("solver_2", 3) == "batches/solver_2/00000003.arrow"
     assert (
         layout.heartbeat("rollout", "rollout-us-east-0")
@@ -70,7 +70,7 @@ def test_plain_names_make_keys() -> None:
     )
 
 
-def test_only_keys_in_a_policys_weights_folder_belong_to_its_weights() -> None:
+def test_only_keys_in_the_weights_folder_of_a_policy_belong_to_its_weights() -> None:
     keys = (
         "weights/solver/00000001/manifest.json",
         "weights/solver",

@@ -63,7 +63,7 @@ TENSOR = {"dtype": "F32", "shape": [1], "digest": "xxh3_128:0"}
 
 
 @pytest.mark.parametrize(("name", "why"), BAD_FILES)
-def test_what_is_more_than_a_plain_name_of_a_file_says_why(name: str, why: str) -> None:
+def test_an_invalid_file_name_gives_the_reason(name: str, why: str) -> None:
     assert why in plain_names.fault(name)
 
 
@@ -75,7 +75,7 @@ def test_a_plain_name_has_no_fault(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOOD_DATA_FILES)
-def test_a_data_file_of_a_model_is_parsed(name: str) -> None:
+def test_the_name_of_a_data_file_is_parsed(name: str) -> None:
     fields = {"name": name, "num_bytes": 1, "digest": "sha256:0"}
     assert unseal(FileInfo, sealed(fields), "it").name == name
     assert plain_names.without_write_id(name) == name[33:]
@@ -95,7 +95,7 @@ def manifest(**changed: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", BAD_DATA_FILES)
-def test_no_manifest_lists_a_file_by_another_name(name: str) -> None:
+def test_a_manifest_with_another_file_name_is_refused(name: str) -> None:
     file = {"name": name, "num_bytes": 1, "digest": "sha256:0"}
     step = {"base": 0, "tensors": {}, "files": [file]}
     checkpoint = {"policy": "solver", "step": 1, "state": {}, "tensors": {}, "files": [file]}
@@ -112,17 +112,17 @@ def test_no_manifest_lists_a_file_by_another_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["x./tmp/EVIL", "../config.json", "model.safetensors"])
-def test_no_tensor_lies_in_a_file_by_another_name(name: str) -> None:
+def test_a_tensor_in_a_file_of_another_name_is_refused(name: str) -> None:
     with pytest.raises(CorruptError, match=r"tensors\.w\.file: .* is not the name of a data file"):
         unseal(Manifest, sealed(manifest(tensors={"w": {**TENSOR, "file": name}})), "it")
 
 
 def test_a_tensor_without_a_file_is_parsed_and_may_have_any_name() -> None:
     name = "../../model\x1b.weight"
-    found = unseal(
+    loaded = unseal(
         Manifest, sealed(manifest(tensors={name: {**TENSOR, "file": "", "source": "a/b"}})), "it"
     )
-    assert found.tensors == {
+    assert loaded.tensors == {
         name: TensorInfo(
             dtype="F32", shape=(1,), digest="xxh3_128:0", file="", entry="", source="a/b"
         )
@@ -133,8 +133,8 @@ BAD_NAMES = ["", "a/b", "..", ".x", "a b", "solver\n", "a\x1b[2J", "[/]", "é", 
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_no_record_has_a_policy_a_tag_or_a_member_that_cannot_be_part_of_a_key(name: str) -> None:
-    beat = {
+def test_a_record_with_an_invalid_policy_tag_or_member_name_is_refused(name: str) -> None:
+    heartbeat = {
         "kind": "trainer",
         "attempt": 0,
         "beats": 1,
@@ -163,7 +163,9 @@ def test_no_record_has_a_policy_a_tag_or_a_member_that_cannot_be_part_of_a_key(n
             unseal(record, sealed(fields), "it")
     with pytest.raises(CorruptError, match=r"id: .* is not a name of up to 100 letters"):
         decode(
-            Heartbeat, json.dumps({"format": 1, "write_id": ID, "id": name, **beat}).encode(), "it"
+            Heartbeat,
+            json.dumps({"format": 1, "write_id": ID, "id": name, **heartbeat}).encode(),
+            "it",
         )
 
 
@@ -179,7 +181,7 @@ def test_a_run_id_is_a_valid_part_of_a_key(memory_store: ObjectStore, run_id: st
         layout.run_prefix(run_id)
 
 
-def test_a_tag_under_the_name_of_another_is_corrupt(memory_store: ObjectStore) -> None:
+def test_a_tag_at_the_key_of_another_is_corrupt(memory_store: ObjectStore) -> None:
     memory_store.create(
         layout.tag("best"), seal(Tag(name="worst", policy="solver", version=1, at_s=1.0))
     )
@@ -187,13 +189,13 @@ def test_a_tag_under_the_name_of_another_is_corrupt(memory_store: ObjectStore) -
         tags.read(memory_store, "best")
 
 
-def test_a_long_name_is_cut_in_a_message() -> None:
+def test_a_long_name_is_shortened_in_a_message() -> None:
     with pytest.raises(CorruptError) as raised:
         unseal(Manifest, sealed(manifest(policy="é" * 100_000)), "it")
     assert len(str(raised.value)) < 300
 
 
-def test_the_step_of_a_merged_change_is_what_it_was() -> None:
+def test_a_sealed_merged_delta_keeps_its_delta() -> None:
     merged = MergedDelta(
         policy="solver",
         version=8,

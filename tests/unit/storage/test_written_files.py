@@ -1,4 +1,4 @@
-"""Files from stored objects are written in one place only, which cannot leave its folder."""
+"""Files from stored objects are written by one module only, which cannot write outside its folder."""
 
 import ast
 import os
@@ -34,8 +34,8 @@ OF_OS = ("replace", "rename", "link", "symlink", "fdopen", "open")
 
 
 def writing_calls(file: Path) -> list[str]:
-    """`path function call` of every call that may create or change a file."""
-    found = []
+    """`path function call` of every call that can create or change a file."""
+    results = []
 
     def visit(node: ast.AST, function: str) -> None:
         for child in ast.iter_child_nodes(node):
@@ -45,15 +45,15 @@ def writing_calls(file: Path) -> list[str]:
                 else function
             )
             if isinstance(child, ast.Call) and (word := written_by(child)):
-                found.append(f"{file.relative_to(ROOT)} {function} {word}")
+                results.append(f"{file.relative_to(ROOT)} {function} {word}")
             visit(child, inside if not isinstance(child, ast.ClassDef) else "")
 
     visit(ast.parse(file.read_text()), "")
-    return found
+    return results
 
 
 def written_by(call: ast.Call) -> str:
-    """What the call is called where it may write a file; empty where it does not."""
+    """The name of the call if it can write a file, else ""."""
     name = ast.unparse(call.func)
     last = name.rpartition(".")[2]
     if (
@@ -74,14 +74,14 @@ def written_by(call: ast.Call) -> str:
 
 
 def reads_only(call: ast.Call) -> bool:
-    """An `os.open` that can neither create nor write."""
+    """Whether an `os.open` can neither create nor write."""
     words = ast.unparse(call)
     return ast.unparse(call.func) == "os.open" and not any(
         flag in words for flag in ("O_CREAT", "O_WRONLY", "O_RDWR", "flags")
     )
 
 
-def test_no_other_place_writes_files() -> None:
+def test_no_other_module_writes_files() -> None:
     files = [file for room in ROOMS for file in sorted((ROOT / room).rglob("*.py"))]
     assert {call for file in files for call in writing_calls(file)} == set(WRITERS)
 
@@ -89,14 +89,14 @@ def test_no_other_place_writes_files() -> None:
 @pytest.mark.parametrize(
     "name", ["/tmp/EVIL", "../EVIL", "a/EVIL", "..", "", ".bashrc", "a\0", "a\nb"]
 )
-def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_leads_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(CorruptError, match=r"cannot be written into .*/out: the name"):
         write_inside(tmp_path / "out", name, b"x")
     assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
 
 
-def test_a_link_in_the_folder_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_the_folder_is_replaced_and_its_target_stays(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "theirs").write_bytes(b"theirs")
     (tmp_path / "out" / "config.json").symlink_to(tmp_path / "theirs")
@@ -107,7 +107,7 @@ def test_a_link_in_the_folder_is_replaced_and_what_it_leads_to_stays(tmp_path: P
     assert os.listdir(tmp_path / "out") == ["config.json"]
 
 
-def test_the_folder_is_created_and_may_be_a_link(tmp_path: Path) -> None:
+def test_the_folder_is_created_and_can_be_a_symbolic_link(tmp_path: Path) -> None:
     write_inside(tmp_path / "new" / "folder", "a", b"1")
     (tmp_path / "link").symlink_to(tmp_path / "new" / "folder")
     write_inside(tmp_path / "link", "b", b"2")
@@ -117,7 +117,7 @@ def test_the_folder_is_created_and_may_be_a_link(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(OSError, match="Is a directory"):
         write_inside(tmp_path, "a", b"x")

@@ -1,5 +1,5 @@
-"""Which vectors are evaluated, when the evaluation leaves, what is played with which weights, and
-how the plays are scored.
+"""Which vectors are evaluated, when the evaluation ends, which weights are used, and how episodes
+are scored.
 """
 
 import threading
@@ -28,10 +28,15 @@ from tasks.evaluation import EVALUATION_SEED, Evaluate, evaluate_versions, follo
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
 from tests.support.runs.builders import tensors
-from tests.support.runs.dataflow_world import Flicker
+from tests.support.runs.dataflow_world import OutageBackend
 from tests.support.runs.evaluations import evaluation
 from tests.support.runs.fakes import ScriptedEngine, base_files, total
-from tests.support.runs.lifetimes import ScriptedLifetime, lifetime_of, progress_of, pulse_of
+from tests.support.runs.lifetimes import (
+    ScriptedLifetime,
+    heartbeat_writer_of,
+    lifetime_of,
+    progress_of,
+)
 
 
 @pytest.fixture
@@ -40,7 +45,7 @@ def config() -> RunConfig:
 
 
 class Player:
-    """A fake of the plays: stores a result for each vector, until it is interrupted."""
+    """A fake evaluator: stores a result for each vector, until it is interrupted."""
 
     def __init__(self, run: ObjectStore, interrupted_at: int | None = None) -> None:
         self.run, self.interrupted_at = run, interrupted_at
@@ -71,7 +76,7 @@ def serve(run: ObjectStore, config: RunConfig, player: Player) -> None:
     follow(lifetime_of(run, "evaluation"), config, player.as_task)
 
 
-def test_every_due_vector_is_evaluated_once_also_over_restarts(
+def test_each_due_vector_is_evaluated_once_also_over_restarts(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0, 1, 2)
@@ -81,7 +86,7 @@ def test_every_due_vector_is_evaluated_once_also_over_restarts(
     assert player.asked == vectors(0, 2)
 
 
-def test_an_interrupted_evaluation_is_the_last(
+def test_no_evaluation_follows_an_interrupted_one(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0, 1, 2)
@@ -90,7 +95,7 @@ def test_an_interrupted_evaluation_is_the_last(
     assert player.asked == vectors(0, 1)
 
 
-def test_nothing_is_evaluated_once_the_run_has_stopped(
+def test_no_evaluation_starts_after_the_runs_stop(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0)
@@ -101,7 +106,7 @@ def test_nothing_is_evaluated_once_the_run_has_stopped(
 
 
 class RecordedEngine(ScriptedEngine):
-    """A scripted engine that says what was asked of it, and of which weights."""
+    """A scripted engine that records its requests and the versions that answered them."""
 
     made: list["RecordedEngine"] = []
 
@@ -116,8 +121,8 @@ class RecordedEngine(ScriptedEngine):
 
 
 def scripted(prompt: str, seed: int) -> str:
-    """Solver and verifier: wrong at first on an odd sum, rejected, and then right; no answer at all
-    to what `FAILS_ON` says.
+    """Solver and verifier: wrong at first on an odd sum, rejected, and then right; no answer to
+    prompts with `FAILS_ON`.
     """
     if "<verify>" in prompt:
         return f"\\boxed{{{total(prompt)}}}"
@@ -170,15 +175,15 @@ def problems(config: RunConfig) -> list[tuple[str, int]]:
     return [(prompt.id, total(prompt.fields["question"])) for prompt in prompts]
 
 
-def test_the_exact_versions_play_at_the_evaluations_own_temperature_and_seed(
+def test_an_evaluation_uses_its_exact_versions_temperature_and_seed(
     memory_store: ObjectStore, played: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
     evaluate_versions(memory_store, played, {"solver": 1, "verifier": 2})
     solver, verifier = RecordedEngine.made
     digests = [
-        manifests.read_manifest(memory_store, *one).digest
-        for one in (("solver", 1), ("verifier", 2))
+        manifests.read_manifest(memory_store, *item).digest
+        for item in (("solver", 1), ("verifier", 2))
     ]
     assert (solver.loaded, verifier.loaded) == ([(1, digests[0])], [(2, digests[1])])
     assert [(engine.closed, engine.capacity()) for engine in (solver, verifier)] == [
@@ -196,33 +201,33 @@ def test_the_exact_versions_play_at_the_evaluations_own_temperature_and_seed(
         }
 
 
-def test_every_evaluation_of_every_run_asks_for_the_same_random_numbers(
+def test_each_evaluation_of_each_run_uses_the_same_random_numbers(
     memory_store: ObjectStore, played: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1)
     for version, config in ((0, played), (1, played.model_copy(update={"seed": 4}))):
         evaluate_versions(memory_store, config, {"solver": version, "verifier": 0})
-    asked = [
+    requested = [
         sorted((tokens, params.seed) for tokens, params in engine.asked)
         for engine in RecordedEngine.made
     ]
-    assert asked[0] == asked[2]
-    assert asked[1] == asked[3]
+    assert requested[0] == requested[2]
+    assert requested[1] == requested[3]
 
 
-def test_first_attempts_and_final_answers_are_scored_for_every_problem_and_a_failed_play_is_not_a_number(
+def test_first_attempts_and_final_answers_are_scored_and_failed_episodes_have_no_score(
     memory_store: ObjectStore, played: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_scripted(memory_store, 0)
-    found = problems(played)
-    assert {number % 2 for _, number in found} == {0, 1}  # or the script would show nothing
+    result = problems(played)
+    assert {number % 2 for _, number in result} == {0, 1}  # otherwise the script would show nothing
     assert played.evaluation is not None
     question = played.evaluation.prompts.stream().all(PROMPTS)[2].fields["question"]
     monkeypatch.setattr(f"{__name__}.FAILS_ON", question)
     episodes: list[Episode] = []
     made = evaluate_versions(memory_store, played, {"solver": 0, "verifier": 0}, episodes.append)
-    assert made.rows == tuple(name for name, _ in found)
-    expected = [float(number % 2 == 0) for _, number in found]
+    assert made.rows == tuple(name for name, _ in result)
+    expected = [float(number % 2 == 0) for _, number in result]
     expected[2] = np.nan
     np.testing.assert_array_equal(made.first_attempt, np.array(expected, np.float32))
     final = [1.0] * PROMPTS
@@ -244,7 +249,7 @@ def test_first_attempts_and_final_answers_are_scored_for_every_problem_and_a_fai
     assert 0 <= stored.seconds <= stored.created_s
 
 
-def test_of_two_evaluations_of_one_vector_the_first_stands(
+def test_the_first_of_two_evaluations_of_one_vector_stays(
     memory_store: ObjectStore, played: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0)
@@ -254,7 +259,7 @@ def test_of_two_evaluations_of_one_vector_the_first_stands(
     assert evaluate_versions(memory_store, played, vector).rows == first.rows
 
 
-def test_versions_that_are_not_there_or_broken_are_errors_and_the_engines_are_closed(
+def test_missing_or_damaged_versions_are_errors_and_the_engines_are_closed(
     memory_store: ObjectStore, played: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1)
@@ -284,17 +289,17 @@ def played_in_turn(played: RunConfig) -> RunConfig:
     return played.model_copy(update={"evaluation": evaluated})
 
 
-def test_an_evaluation_in_play_is_given_up_when_its_process_is_told_to_leave(
+def test_a_running_evaluation_is_cancelled_at_a_stop_request(
     memory_store: ObjectStore, played_in_turn: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
     stop = threading.Event()
-    asked: list[Mapping[str, int]] = []
+    requested: list[Mapping[str, int]] = []
 
     def as_task(evaluate: Evaluate) -> Evaluate:
         def told_in_between(versions: Mapping[str, int]) -> bool:
-            asked.append(dict(versions))
-            if len(asked) == 2:
+            requested.append(dict(versions))
+            if len(requested) == 2:
                 stop.set()
             return evaluate(versions)
 
@@ -302,7 +307,7 @@ def test_an_evaluation_in_play_is_given_up_when_its_process_is_told_to_leave(
 
     lifetime = lifetime_of(memory_store, "evaluation", stop)
     follow(lifetime, played_in_turn, as_task)
-    assert asked == vectors(0, 1)
+    assert requested == vectors(0, 1)
     assert [evaluations.exists(memory_store, vector) for vector in vectors(0, 1, 2)] == [
         True,
         False,
@@ -311,13 +316,15 @@ def test_an_evaluation_in_play_is_given_up_when_its_process_is_told_to_leave(
     assert MANY < progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes < 2 * MANY
 
 
-def test_an_evaluation_in_play_is_given_up_when_the_run_stops(
+def test_a_running_evaluation_is_cancelled_when_the_run_stops(
     memory_store: ObjectStore, played_in_turn: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
     ticks = count()
-    pulse = pulse_of(memory_store, "evaluation")
-    lifetime = Lifetime(memory_store, pulse, threading.Event(), clock=lambda: float(next(ticks)))
+    heartbeat_writer = heartbeat_writer_of(memory_store, "evaluation")
+    lifetime = Lifetime(
+        memory_store, heartbeat_writer, threading.Event(), clock=lambda: float(next(ticks))
+    )
 
     def as_task(evaluate: Evaluate) -> Evaluate:
         runs.request_stop(memory_store, Stop("cancelled", "enough", 1.0))
@@ -329,20 +336,20 @@ def test_an_evaluation_in_play_is_given_up_when_the_run_stops(
     assert CHECK_INTERVAL_S < 5.0  # a long evaluation stops soon
 
 
-def test_the_heartbeat_says_which_versions_are_evaluated(
+def test_the_heartbeat_names_the_versions_in_evaluation(
     memory_store: ObjectStore, played: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
     lifetime = lifetime_of(memory_store, "evaluation")
-    said: list[tuple[str, str, dict[str, int]]] = []
+    messages: list[tuple[str, str, dict[str, int]]] = []
 
     def as_task(evaluate: Evaluate) -> Evaluate:
-        beat = lifetime.heartbeat.last
-        said.append((beat.state, beat.note, dict(beat.versions)))
+        heartbeat = lifetime.heartbeat.last
+        messages.append((heartbeat.state, heartbeat.note, dict(heartbeat.versions)))
         return evaluate
 
     follow(lifetime, played, as_task)
-    assert said == [
+    assert messages == [
         (
             "working",
             f"evaluating solver {version}, verifier {version}",
@@ -353,7 +360,7 @@ def test_the_heartbeat_says_which_versions_are_evaluated(
     assert progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes == 3 * PROMPTS
 
 
-def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(
+def test_a_vector_is_waited_for_until_all_its_versions_exist(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0)
@@ -361,7 +368,9 @@ def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(
     player = Player(memory_store)
 
     def on_wait(seconds: float) -> bool:
-        """The verifier's version comes in the second pause; the service must stop in the fourth."""
+        """The verifier's version is published in the second pause; the service must stop in the
+        fourth.
+        """
         assert lifetime.heartbeat.last.state == "waiting"
         if len(lifetime.waits_s) == 2:
             assert player.asked == vectors(0)
@@ -374,18 +383,20 @@ def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(
     assert lifetime.waits_s == [evaluation_module.POLL_INTERVAL_S] * 4
 
 
-def test_an_evaluation_waits_for_a_store_that_is_away_and_stops_while_it_is(
+def test_an_evaluation_waits_for_an_unreachable_store_and_can_be_stopped_meanwhile(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0)
-    flicker = Flicker(memory_store.backend)
-    away = replace(memory_store, backend=flicker, patience_s=1e-6)
+    flicker = OutageBackend(memory_store.backend)
+    unreachable = replace(memory_store, backend=flicker, patience_s=1e-6)
     player = Player(memory_store)
 
     notes: list[str] = []
 
     class Pauses(threading.Event):
-        """Pauses take no time. The store is back at the second one, and away again at the third."""
+        """Pauses take no time. The store is reachable again at the second one, and unreachable at
+        the third.
+        """
 
         pauses_s: list[float] = []
 
@@ -404,8 +415,8 @@ def test_an_evaluation_waits_for_a_store_that_is_away_and_stops_while_it_is(
 
     flicker.down.set()
     stop = Pauses()
-    pulse = pulse_of(away, "evaluation")
-    lifetime = Lifetime(away, pulse, stop, clock=lambda: sum(stop.pauses_s))
+    heartbeat_writer = heartbeat_writer_of(unreachable, "evaluation")
+    lifetime = Lifetime(unreachable, heartbeat_writer, stop, clock=lambda: sum(stop.pauses_s))
     follow(lifetime, config, player.as_task)
     assert player.asked == vectors(0)
     assert stop.pauses_s == [0.5, 1.0, evaluation_module.POLL_INTERVAL_S, 0.5]

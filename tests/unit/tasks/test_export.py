@@ -11,13 +11,13 @@ from tasks.export import export_model
 from tests.support.runs.small_run import SmallRun
 
 
-def test_an_exported_folder_holds_the_weights_of_its_version_and_the_base_models_files(
+def test_an_exported_folder_has_the_weights_of_its_version_and_the_extra_files(
     tmp_path: Path,
 ) -> None:
-    made = SmallRun("export")
-    made.version("solver", 0, {"config.json": b'{"model_type": "qwen3"}'})
-    made.version("solver", 1)
-    assert export_model(made.run, "solver", None, tmp_path / "out") == 1
+    small_run = SmallRun("export")
+    small_run.version("solver", 0, {"config.json": b'{"model_type": "qwen3"}'})
+    small_run.version("solver", 1)
+    assert export_model(small_run.run, "solver", None, tmp_path / "out") == 1
     assert (tmp_path / "out" / "config.json").read_bytes() == b'{"model_type": "qwen3"}'
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt", "written_by": "astraflow export"}
@@ -25,61 +25,59 @@ def test_an_exported_folder_holds_the_weights_of_its_version_and_the_base_models
         assert file.get_tensor("w").view(dtype=torch.int16).tolist() == [1, 2]
 
 
-def test_a_version_that_does_not_exist_names_the_newest(tmp_path: Path) -> None:
-    made = SmallRun("export-absent")
-    made.version("solver", 0)
+def test_an_export_of_a_missing_version_names_the_newest(tmp_path: Path) -> None:
+    small_run = SmallRun("export-absent")
+    small_run.version("solver", 0)
     with pytest.raises(ConfigError, match="solver has no version 7; its newest is 0"):
-        export_model(made.run, "solver", 7, tmp_path)
+        export_model(small_run.run, "solver", 7, tmp_path)
     with pytest.raises(ConfigError, match="nobody has no published weights"):
-        export_model(made.run, "nobody", None, tmp_path)
+        export_model(small_run.run, "nobody", None, tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    made = SmallRun("export-unwritable")
-    made.version("solver", 0)
+def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
+    small_run = SmallRun("export-unwritable")
+    small_run.version("solver", 0)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        export_model(made.run, "solver", 0, tmp_path / "file")
+        export_model(small_run.run, "solver", 0, tmp_path / "file")
 
 
-def test_an_earlier_export_is_replaced_and_leaves_no_other_file(tmp_path: Path) -> None:
-    made = SmallRun("export-again")
-    made.version("solver", 0, {"config.json": b"{}"})
+def test_an_earlier_export_is_replaced_and_no_other_file_remains(tmp_path: Path) -> None:
+    small_run = SmallRun("export-again")
+    small_run.version("solver", 0, {"config.json": b"{}"})
     out = tmp_path / "out"
     out.mkdir()
-    assert export_model(made.run, "solver", 0, out) == 0
+    assert export_model(small_run.run, "solver", 0, out) == 0
     (out / "config.json").write_text("changed")
-    (out / ".astraflow-killed").mkdir()  # of an export that was killed
-    assert export_model(made.run, "solver", 0, out) == 0
+    (out / ".astraflow-killed").mkdir()  # of a killed export
+    assert export_model(small_run.run, "solver", 0, out) == 0
     assert (out / "config.json").read_bytes() == b"{}"
     assert sorted(os.listdir(out)) == [".astraflow-killed", "config.json", "model.safetensors"]
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "config.json", "model.safetensors"])
-def test_a_folder_with_a_file_that_no_export_has_written_is_refused_and_not_changed(
-    name: str, tmp_path: Path
-) -> None:
-    made = SmallRun(f"export-foreign-{name}")
-    made.version("solver", 0, {"config.json": b"{}"})
+def test_a_folder_with_a_foreign_file_is_refused_and_not_changed(name: str, tmp_path: Path) -> None:
+    small_run = SmallRun(f"export-foreign-{name}")
+    small_run.version("solver", 0, {"config.json": b"{}"})
     (tmp_path / name).write_text("mine")
     with pytest.raises(ConfigError, match=f"{tmp_path} contains {name}, which .* new or an empty"):
-        export_model(made.run, "solver", 0, tmp_path)
+        export_model(small_run.run, "solver", 0, tmp_path)
     assert os.listdir(tmp_path) == [name]
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_a_file_beside_an_earlier_export_is_refused_by_name(tmp_path: Path) -> None:
-    made = SmallRun("export-beside")
-    made.version("solver", 0)
-    export_model(made.run, "solver", 0, tmp_path)
+def test_a_file_added_to_an_earlier_export_is_refused_by_name(tmp_path: Path) -> None:
+    small_run = SmallRun("export-beside")
+    small_run.version("solver", 0)
+    export_model(small_run.run, "solver", 0, tmp_path)
     for name in ("b.txt", "a.txt"):
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=r"contains a\.txt and 1 other files, which an export"):
-        export_model(made.run, "solver", 0, tmp_path)
+        export_model(small_run.run, "solver", 0, tmp_path)
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_write_that_fails_leaves_no_part_of_an_export(exists: bool, tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_part_of_an_export(exists: bool, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     if exists:
         out.mkdir(parents=True)

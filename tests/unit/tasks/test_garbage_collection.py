@@ -54,21 +54,21 @@ def copy_all(run: ObjectStore, mirror: Path) -> ObjectStore:
 
 
 def data(store: ObjectStore) -> list[int]:
-    """Versions whose data is there."""
+    """Versions whose data exist."""
     keys = store.list("weights/solver")
     return sorted({int(key.split("/")[2]) for key in keys if key.endswith(".safetensors")})
 
 
-def test_a_survey_changes_nothing_and_what_it_found_goes_at_home_and_then_in_the_mirror(
+def test_a_dry_run_changes_nothing_and_its_plan_is_executed_at_home_then_in_the_mirror(
     store: ObjectStore, tmp_path: Path
 ) -> None:
     run, config = make_run(store, "one", tmp_path / "eu")
     mirror = copy_all(run, tmp_path / "eu")
-    found = garbage_collection.survey(run, "one", config, WANTED)
+    result = garbage_collection.survey(run, "one", config, WANTED)
     assert data(run) == data(mirror) == list(range(LAST + 1))
-    assert found.mirrors[0].name == "eu-west"
-    assert found.num_bytes == 2 * found.home.num_bytes > 0
-    assert garbage_collection.remove(found) == {}
+    assert result.mirrors[0].name == "eu-west"
+    assert result.num_bytes == 2 * result.home.num_bytes > 0
+    assert garbage_collection.remove(result) == {}
     assert data(run) == data(mirror) == [0, LAST - 1, LAST]
     key = layout.retired("solver", 3)
     assert mirror.get(key) == run.get(key)
@@ -81,7 +81,7 @@ def test_a_survey_changes_nothing_and_what_it_found_goes_at_home_and_then_in_the
     )
 
 
-def test_a_mirror_that_is_away_is_told_and_the_next_gc_finishes_it(
+def test_an_unreachable_mirror_is_reported_and_the_next_gc_finishes_it(
     store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, config = make_run(store, "one", tmp_path / "eu")
@@ -103,23 +103,23 @@ def test_a_mirror_that_is_away_is_told_and_the_next_gc_finishes_it(
     assert data(mirror) == list(range(LAST + 1))
     later = garbage_collection.survey(
         run, "one", config, Retention(last=LAST, grace_s=0.0)
-    )  # nothing more goes at home
+    )  # nothing more is deleted at home
     assert later.home.num_bytes == 0 < later.mirrors[0].num_bytes
     assert garbage_collection.remove(later) == {}
     assert data(mirror) == [0, LAST - 1, LAST]
 
 
-def test_a_mirror_that_breaks_off_in_the_middle_is_told(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_mirror_that_fails_during_gc_is_reported(store: ObjectStore, tmp_path: Path) -> None:
     run, config = make_run(store, "one", tmp_path / "eu")
     copy_all(run, tmp_path / "eu")
-    found = garbage_collection.survey(run, "one", config, WANTED)
+    result = garbage_collection.survey(run, "one", config, WANTED)
     (tmp_path / "eu").rename(tmp_path / "moved")
     (tmp_path / "eu").write_text("no folder")
-    assert list(garbage_collection.remove(found)) == ["eu-west"]
+    assert list(garbage_collection.remove(result)) == ["eu-west"]
     assert data(run) == [0, LAST - 1, LAST]
 
 
-def test_a_mirror_keeps_what_home_has_not_recorded_as_retired(
+def test_a_mirror_keeps_versions_that_home_has_not_retired(
     store: ObjectStore, tmp_path: Path
 ) -> None:
     run, config = make_run(store, "one", tmp_path / "eu")
@@ -130,12 +130,12 @@ def test_a_mirror_keeps_what_home_has_not_recorded_as_retired(
     assert data(mirror) == list(range(LAST + 1))
 
 
-def test_two_regions_that_share_a_mirror_count_it_once(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_mirror_shared_by_two_regions_is_counted_once(store: ObjectStore, tmp_path: Path) -> None:
     run, _ = make_run(store, "one")
     config = loader.load("single_policy_tiny")
     shared = RegionConfig(
         mirror=str(tmp_path / "eu")
-    )  # a run that was started when recipes might still say so
+    )  # a run started when recipes still accepted it
     regions = config.rollout.model_copy(update={"regions": {"us-east": shared, "eu-west": shared}})
     config = config.model_copy(update={"rollout": regions})
     copy_all(run, tmp_path / "eu")
@@ -144,7 +144,7 @@ def test_two_regions_that_share_a_mirror_count_it_once(store: ObjectStore, tmp_p
     ] == ["us-east, eu-west"]
 
 
-def test_leftovers_are_counted_and_then_gone(store: ObjectStore, tmp_path: Path) -> None:
+def test_orphans_are_counted_and_deleted(store: ObjectStore, tmp_path: Path) -> None:
     run, config = make_run(store, "one")
     temporary = tmp_path / "home/runs/one/weights/solver/.tmp-1"
     temporary.write_bytes(b"half")
@@ -154,21 +154,21 @@ def test_leftovers_are_counted_and_then_gone(store: ObjectStore, tmp_path: Path)
     for key in (orphan, retired):
         run.put(key, b"cut off")
     runs.request_stop(run, Stop("completed", "all steps done", time.time()))
-    found = garbage_collection.survey(run, "one", config, WANTED, now_s=time.time() + 2 * 86400.0)
-    assert found.home.orphans == (orphan,)  # the other goes with its version
-    assert [(row.what, row.goes, row.num_bytes) for row in garbage_collection.rows(found)][1:] == [
+    result = garbage_collection.survey(run, "one", config, WANTED, now_s=time.time() + 2 * 86400.0)
+    assert result.home.orphans == (orphan,)  # the other is deleted with its version
+    assert [(row.what, row.goes, row.num_bytes) for row in garbage_collection.rows(result)][1:] == [
         ("files that nothing names", "1 file", 0),
         ("unfinished files", "1 file", 4),
     ]
     assert temporary.exists()
-    garbage_collection.remove(found)
+    garbage_collection.remove(result)
     assert not temporary.exists()
     assert not run.exists(orphan)
     assert not run.exists(retired)
 
 
-def test_runs_that_cannot_be_worked_on_are_told_and_the_others_go_on(store: ObjectStore) -> None:
-    said: list[str] = []
+def test_unreadable_runs_are_reported_and_the_others_are_processed(store: ObjectStore) -> None:
+    messages: list[str] = []
     made = {
         run_id: make_run(store, run_id)[0]
         for run_id in ("sound", "torn", "strange", "damaged", "frozen")
@@ -179,14 +179,14 @@ def test_runs_that_cannot_be_worked_on_are_told_and_the_others_go_on(store: Obje
     runs.create_run(store, "strange", {"no": "recipe"})
     retention.freeze(made["frozen"])
     store.put("runs/no-run/notes.txt", b"")
-    done = garbage_collection.collect(store, [], WANTED, [], apply=True, say=said.append)
+    done = garbage_collection.collect(store, [], WANTED, [], apply=True, say=messages.append)
     assert [found.run_id for found in done.surveys] == ["sound"]
     assert sorted(done.skipped) == ["damaged", "strange", "torn"]
     assert "weights/solver/00000004/manifest.json" in done.skipped["damaged"]
     assert "does not fit this release" in done.skipped["strange"]
     assert data(made["sound"]) == [0, LAST - 1, LAST]
     assert data(made["frozen"]) == list(range(LAST + 1))
-    (words,) = said
+    (words,) = messages
     assert words.startswith(
         "sound solver: keeps 0 (the base model), 8–9 (one of the newest 2); deletes 1–7, "
     )
@@ -195,7 +195,7 @@ def test_runs_that_cannot_be_worked_on_are_told_and_the_others_go_on(store: Obje
     assert "- damaged: " in page
 
 
-def test_a_dry_run_deletes_nothing_and_says_so(store: ObjectStore) -> None:
+def test_a_dry_run_deletes_nothing_and_is_marked_as_such(store: ObjectStore) -> None:
     run, _ = make_run(store, "one")
     done = garbage_collection.collect(store, [], WANTED, [], apply=False)
     assert data(run) == list(range(LAST + 1))
@@ -207,7 +207,7 @@ def test_a_dry_run_deletes_nothing_and_says_so(store: ObjectStore) -> None:
     )
 
 
-def test_a_frozen_run_that_is_named_is_refused(store: ObjectStore) -> None:
+def test_a_frozen_run_given_by_name_is_refused(store: ObjectStore) -> None:
     run, _ = make_run(store, "one")
     retention.freeze(run)
     done = garbage_collection.collect(store, ["one", "unknown"], WANTED, [], apply=True)
@@ -216,19 +216,19 @@ def test_a_frozen_run_that_is_named_is_refused(store: ObjectStore) -> None:
     assert data(run) == list(range(LAST + 1))
 
 
-def test_a_version_to_keep_is_kept_in_every_run_that_has_its_policy_and_a_misspelt_one_stops_everything(
+def test_a_version_to_keep_applies_to_every_run_with_its_policy_and_an_unknown_one_stops_gc(
     store: ObjectStore,
 ) -> None:
-    one, _ = make_run(store, "one")
+    item, _ = make_run(store, "one")
     two, _ = make_run(store, "two")
     with pytest.raises(ConfigError, match="'slover@4' names no version"):
         garbage_collection.collect(store, [], WANTED, ["slover@4"], apply=True)
-    assert data(one) == data(two) == list(range(LAST + 1))
+    assert data(item) == data(two) == list(range(LAST + 1))
     garbage_collection.collect(store, [], WANTED, ["solver@4"], apply=True)
-    assert data(one) == data(two) == [0, 4, LAST - 1, LAST]
+    assert data(item) == data(two) == [0, 4, LAST - 1, LAST]
 
 
-def test_a_version_to_keep_that_one_of_many_runs_lacks_holds_up_none_of_them(
+def test_a_version_to_keep_that_some_runs_lack_stops_none_of_them(
     store: ObjectStore,
 ) -> None:
     short, _ = make_run(store, "short")
@@ -243,7 +243,7 @@ def test_a_version_to_keep_that_one_of_many_runs_lacks_holds_up_none_of_them(
     assert data(long) == [0, LAST + 1, LAST + 2]
 
 
-def test_the_flow_writes_its_table_and_fails_with_the_runs_that_it_skipped(
+def test_the_flow_writes_its_table_and_fails_with_the_skipped_runs(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _ = make_run(store, "sound")
@@ -267,12 +267,12 @@ def test_the_flow_writes_its_table_and_fails_with_the_runs_that_it_skipped(
 
 
 @pytest.mark.parametrize("given", [{"last": 0}, {"every": -1}, {"grace_h": -0.5}])
-def test_the_flow_refuses_numbers_that_make_no_sense(given: dict[str, float]) -> None:
+def test_the_flow_refuses_invalid_numbers(given: dict[str, float]) -> None:
     with pytest.raises(ParameterTypeError):
         run_gc.gc.validate_parameters(given)
 
 
-def test_a_run_that_is_over_still_lets_go(store: ObjectStore) -> None:
+def test_versions_of_a_finished_run_are_retired(store: ObjectStore) -> None:
     run, config = make_run(store, "one")
     runs.request_stop(run, Stop("completed", "all steps done", 1.0))
     garbage_collection.remove(garbage_collection.survey(run, "one", config, WANTED))
@@ -300,7 +300,7 @@ PROTECTING = {
 
 
 @pytest.mark.parametrize(("key", "make"), strange(PROTECTING))
-def test_what_protects_versions_and_cannot_be_read_keeps_all_of_its_run_and_none_of_another(
+def test_an_unreadable_tag_or_heartbeat_keeps_all_versions_of_its_run_only(
     store: ObjectStore, tmp_path: Path, key: str, make: Callable[[Path], None]
 ) -> None:
     hidden, _ = make_run(store, "hidden")

@@ -15,5 +15,5 @@ from tasks.sizes import spelled
         (3e12, "3.0 TB"),
     ],
 )
-def test_numbers_of_bytes_are_short(num_bytes: float, words: str) -> None:
+def test_byte_counts_are_short(num_bytes: float, words: str) -> None:
     assert spelled(num_bytes) == words

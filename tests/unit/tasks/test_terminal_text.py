@@ -5,7 +5,7 @@ import pytest
 from tasks.terminal_text import markdown, one_line, plain
 
 
-def test_everything_that_moves_a_cursor_or_turns_text_around_is_taken_out() -> None:
+def test_characters_that_move_the_cursor_or_reverse_text_are_removed() -> None:
     text = "".join(map(chr, range(0x110000)))
     left = plain(text)
     assert {
@@ -19,7 +19,7 @@ def test_everything_that_moves_a_cursor_or_turns_text_around_is_taken_out() -> N
     assert plain("αβ 🙂 ½ → \t\n e\u0301 \u200d") == "αβ 🙂 ½ → \t\n e\u0301 \u200d"
 
 
-def test_one_line_cannot_forge_another() -> None:
+def test_one_line_cannot_contain_another() -> None:
     assert one_line("done\r\nrun other: failed\n") == "done run other: failed"
 
 

@@ -6,13 +6,13 @@ from pydantic import ValidationError
 from trainer.config import TrainConfig
 
 
-def test_a_stored_configuration_with_the_removed_setting_off_is_read() -> None:
+def test_a_stored_configuration_with_the_removed_setting_disabled_is_read() -> None:
     stored = {**TrainConfig(lr=1e-4).model_dump(mode="json"), "compact_deltas": False}
     assert TrainConfig.model_validate(stored) == TrainConfig(lr=1e-4)
 
 
 @pytest.mark.parametrize("value", [True, 1, "yes"])
-def test_the_removed_setting_switched_on_is_refused_with_a_remedy(value: object) -> None:
+def test_the_removed_setting_when_enabled_is_refused_with_a_remedy(value: object) -> None:
     with pytest.raises(
         ValidationError, match="compact_deltas was removed: leave it out; a run that set it is read"
     ):

@@ -33,14 +33,14 @@ def beat(
 
 
 def test_a_shard_waits_until_the_first_batch_that_lists_it() -> None:
-    made = [batch(2, 14.0, (2,)), batch(1, 12.0, (0, 1)), batch(1, 11.0, (1,), "verifier")]
-    found = figures.latency({0: 10.0, 1: 10.5, 2: 10.0, 3: 10.0}, made)
+    new_batch = [batch(2, 14.0, (2,)), batch(1, 12.0, (0, 1)), batch(1, 11.0, (1,), "verifier")]
+    result = figures.latency({0: 10.0, 1: 10.5, 2: 10.0, 3: 10.0}, new_batch)
     # 0 waits 2 s for the solver's first batch, 1 waits 0.5 s for the verifier's, 2 waits 4 s, 3 is
     # in no batch
-    assert found == Latency(p50_s=2.0, p99_s=pytest.approx(3.96), max_s=4.0, num_shards=3)
+    assert result == Latency(p50_s=2.0, p99_s=pytest.approx(3.96), max_s=4.0, num_shards=3)
 
 
-def test_a_run_whose_batches_list_no_shard_has_no_latency() -> None:
+def test_a_run_without_shards_in_its_batches_has_no_latency() -> None:
     assert figures.latency({0: 1.0}, [batch(1, 2.0, ())]) is None
 
 
@@ -51,13 +51,13 @@ def test_the_window_reaches_from_the_first_batch_to_the_last_version_of_any_poli
     )
 
 
-def test_wall_clock_counts_only_what_lies_between_the_two_times() -> None:
+def test_wall_clock_time_counts_only_the_window() -> None:
     said = [beat(110.0, wait=10.0), beat(120.0, wait=12.0, step=8.0, cpu=50.0)]
-    found = figures.wall_clock(said, 115.0, 125.0)
-    assert found == {"wait": pytest.approx(1.0), "step": pytest.approx(4.0)}
+    result = figures.wall_clock(said, 115.0, 125.0)
+    assert result == {"wait": pytest.approx(1.0), "step": pytest.approx(4.0)}
 
 
-def test_wall_clock_of_a_member_adds_up_its_attempts() -> None:
+def test_the_wall_clock_time_of_a_member_is_the_sum_over_its_attempts() -> None:
     beats = {
         ("dataflow", 100.0): [beat(110.0, wait=4.0)],
         ("dataflow", 200.0): [beat(210.0, wait=3.0, store=1.0)],
@@ -65,11 +65,11 @@ def test_wall_clock_of_a_member_adds_up_its_attempts() -> None:
     assert figures.wall_clocks(beats, 0.0, 300.0) == {"dataflow": {"wait": 7.0, "store": 1.0}}
 
 
-def test_a_member_that_did_nothing_in_the_window_is_not_shown() -> None:
+def test_a_member_idle_during_the_window_is_not_shown() -> None:
     assert figures.wall_clocks({("base-model", 100.0): [beat(110.0, wait=4.0)]}, 150.0, 300.0) == {}
 
 
-def test_the_control_plane_is_everything_but_rollout_training_and_evaluation() -> None:
+def test_the_control_plane_is_everything_except_rollout_training_and_evaluation() -> None:
     cpu_s = {
         "Prefect server": 3.0,
         "dataflow": 2.0,
@@ -81,7 +81,7 @@ def test_the_control_plane_is_everything_but_rollout_training_and_evaluation() -
     assert figures.control_plane_share({}) == 0.0
 
 
-def test_a_flow_is_named_by_its_heartbeat_even_where_its_pool_has_a_worker() -> None:
+def test_a_flow_is_named_by_its_heartbeat_although_its_pool_has_a_worker() -> None:
     names = figures.names_of(
         {"prefect-server": 1, "mlflow": 2, "worker-control": 3}, [beat(0.0, pid=9)], 4
     )
@@ -94,5 +94,5 @@ def test_a_flow_is_named_by_its_heartbeat_even_where_its_pool_has_a_worker() -> 
     }
 
 
-def test_every_kind_of_heartbeat_has_a_component() -> None:
+def test_each_kind_of_heartbeat_has_a_component() -> None:
     assert set(figures.OF_KIND) == set(get_args(ServiceKind))

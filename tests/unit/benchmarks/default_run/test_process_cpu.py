@@ -13,8 +13,8 @@ GROWING = [(10.0, 0.0), (12.0, 4.0), (14.0, 5.0)]
     [
         (10.0, 14.0, 5.0),
         (11.0, 13.0, 2.5),  # from 2.0 to 4.5
-        (0.0, 11.0, 2.0),  # nothing before it was born
-        (13.0, 99.0, 0.5),  # nothing after it was last seen
+        (0.0, 11.0, 2.0),  # zero before its start
+        (13.0, 99.0, 0.5),  # zero after its last sample
         (20.0, 30.0, 0.0),
         (0.0, 5.0, 0.0),
     ],
@@ -28,11 +28,11 @@ def test_an_empty_series_has_no_growth() -> None:
 
 
 def test_a_process_belongs_to_its_nearest_named_ancestor() -> None:
-    # server(1) ─ child(2);  worker(3) ─ flow(4) ─ judge(5) ─ judge's child(6);  a stranger's child(7)
+    # server(1) ─ child(2);  worker(3) ─ flow(4) ─ judge(5) ─ judge's child(6);  a foreign child(7)
     parents = {1: 0, 2: 1, 3: 0, 4: 3, 5: 4, 6: 5, 7: 99}
     seen = [Sampled(pid, parent, []) for pid, parent in parents.items()]
-    found = process_cpu.components(seen, {1: "server", 3: "workers", 4: "rollout"})
-    assert found == {
+    result = process_cpu.components(seen, {1: "server", 3: "workers", 4: "rollout"})
+    assert result == {
         1: "server",
         2: "server",
         3: "workers",
@@ -43,7 +43,7 @@ def test_a_process_belongs_to_its_nearest_named_ancestor() -> None:
     }
 
 
-def test_ancestors_in_a_circle_end_the_search() -> None:
+def test_a_cycle_of_ancestors_ends_the_search() -> None:
     assert process_cpu.components([Sampled(1, 2, []), Sampled(2, 1, [])], {}) == {
         1: OTHER,
         2: OTHER,
@@ -67,7 +67,7 @@ def test_shares_add_up_to_one_or_are_zero() -> None:
     assert process_cpu.shares({"a": 0.0}) == {"a": 0.0}
 
 
-def test_a_meter_samples_the_given_processes_only() -> None:
+def test_a_meter_samples_only_the_given_processes() -> None:
     meter = Meter("/no/such/home", (os.getpid(),))
     meter.sample(2e9)
     assert [(process.pid, process.parent) for process in meter.processes.values()] == [

@@ -1,4 +1,4 @@
-"""Every expected number is worked out by hand beside its test."""
+"""Each expected number is worked out by hand beside its test."""
 
 import numpy as np
 import pytest
@@ -13,21 +13,21 @@ from data_ops.algorithms.advantages import (
 SHORT = np.array([3, 3, 3, 3])
 
 
-def test_rewards_are_centred_and_divided_by_the_deviation_with_one_degree_of_freedom_less() -> None:
+def test_rewards_are_centred_and_divided_by_the_sample_deviation() -> None:
     # mean 0.25, variance (0.75² + 3 · 0.25²) / 3 = 0.25, std 0.5
     values = group_advantages(np.array([1.0, 0.0, 0.0, 0.0]), SHORT, AdvantageConfig())
     assert values.dtype == np.float64
     np.testing.assert_allclose(values, np.array([0.75, -0.25, -0.25, -0.25]) / 0.50001, rtol=1e-12)
 
 
-def test_without_division_only_the_mean_is_taken_off() -> None:
+def test_without_division_only_the_mean_is_subtracted() -> None:
     values = group_advantages(
         np.array([1.0, 0.0, 0.0, 0.0]), SHORT, AdvantageConfig(divide_by_std=False)
     )
     np.testing.assert_allclose(values, [0.75, -0.25, -0.25, -0.25], rtol=1e-12)
 
 
-def test_leave_one_out_compares_each_with_the_mean_of_the_others() -> None:
+def test_leave_one_out_subtracts_the_mean_of_the_other_rewards() -> None:
     # others of 3: (0 + 6) / 2 = 3; of 0: (3 + 6) / 2 = 4.5; of 6: (3 + 0) / 2 = 1.5
     config = AdvantageConfig(baseline="leave_one_out", divide_by_std=False)
     values = group_advantages(np.array([3.0, 0.0, 6.0]), np.array([1, 1, 1]), config)
@@ -44,12 +44,12 @@ def test_leave_one_out_can_be_divided_by_the_deviation_too() -> None:
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
-def test_a_group_of_one_has_nothing_to_be_better_than(baseline: str) -> None:
+def test_a_group_of_one_has_advantage_zero(baseline: str) -> None:
     config = AdvantageConfig.model_validate({"baseline": baseline})
     assert group_advantages(np.array([1.0]), np.array([5]), config).tolist() == [0.0]
 
 
-def test_equal_rewards_give_zero_and_not_a_division_by_zero() -> None:
+def test_equal_rewards_have_advantage_zero() -> None:
     assert group_advantages(np.array([0.5, 0.5]), np.array([1, 9]), AdvantageConfig()).tolist() == [
         0.0,
         0.0,
@@ -75,7 +75,7 @@ def test_equal_rewards_give_zero_and_not_a_division_by_zero() -> None:
         ([1.0, 1.0, 1.0, 0.0], False),
     ],
 )
-def test_rewards_are_equal_up_to_a_millionth_of_their_scale(
+def test_rewards_within_a_millionth_of_their_scale_are_equal(
     rewards: list[float], equal: bool
 ) -> None:
     assert rewards_equal(np.array(rewards)) is equal
@@ -84,7 +84,7 @@ def test_rewards_are_equal_up_to_a_millionth_of_their_scale(
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 @pytest.mark.parametrize("divide_by_std", [True, False])
 @pytest.mark.parametrize("rewards", [[0.3, 0.1 + 0.2], [1000.0, 1000.00006], [0.1] * 7])
-def test_rewards_that_differ_by_rounding_have_no_advantage_at_all(
+def test_rewards_that_differ_by_rounding_have_advantage_zero(
     rewards: list[float], divide_by_std: bool, baseline: str
 ) -> None:
     config = AdvantageConfig.model_validate(
@@ -102,8 +102,8 @@ def test_equal_rewards_of_unequal_length_differ_by_the_overlong_penalty() -> Non
     np.testing.assert_allclose(values, np.array([-0.5, 0.5]) / 0.7071167811865476, rtol=1e-12)
 
 
-def test_nearly_equal_rewards_do_not_explode() -> None:
-    # std of ±1e-9 is 1.414e-9, drowned by eps 1e-5: 1e-9 / 1.0001414e-5
+def test_advantages_of_nearly_equal_rewards_are_bounded() -> None:
+    # std of ±1e-9 is 1.414e-9, much smaller than eps 1e-5: 1e-9 / 1.0001414e-5
     values = group_advantages(np.array([1e-9, -1e-9]), np.array([1, 1]), AdvantageConfig())
     np.testing.assert_allclose(values, [9.998586e-5, -9.998586e-5], rtol=1e-6)
 
@@ -116,7 +116,7 @@ def test_the_overlong_penalty_grows_linearly_inside_its_window() -> None:
     np.testing.assert_allclose(shaped, [1.0, 0.75, 0.5, 1.0], rtol=1e-12)
 
 
-def test_bias_comes_before_scale_and_the_clip_comes_last() -> None:
+def test_bias_is_applied_before_scale_and_the_clip_last() -> None:
     # (3 − 1) · 4 = 8; (0 − 1) · 4 = −4; (9 − 1) · 4 = 32, clipped to 20; (−9 − 1) · 4 = −40,
     # clipped to −20
     config = AdvantageConfig(reward_bias=-1.0, reward_scale=4.0)
@@ -133,7 +133,7 @@ def test_the_penalty_is_scaled_with_the_reward() -> None:
 
 
 @pytest.mark.parametrize(("rewards", "lengths"), [([], []), ([1.0, 2.0], [1]), ([[1.0]], [[1]])])
-def test_wrong_shapes_are_refused_at_the_door(rewards: list[float], lengths: list[int]) -> None:
+def test_wrong_shapes_are_refused(rewards: list[float], lengths: list[int]) -> None:
     with pytest.raises(ValueError, match="must both be"):
         group_advantages(np.array(rewards), np.array(lengths), AdvantageConfig())
 

@@ -28,7 +28,7 @@ def shared_sequence() -> Sequence:
     )
 
 
-def test_a_shared_sequence_goes_to_each_owner_with_the_others_masked_out() -> None:
+def test_a_shared_sequence_goes_to_each_owner_with_the_tokens_of_others_masked() -> None:
     routed = route(shard(group(episode(shared_sequence()))), BOTH)
     (solver,) = routed["solver"][0].rows
     assert solver.tokens.tolist() == [10, 20, 21, 30, 31, 32]
@@ -43,9 +43,7 @@ def test_a_shared_sequence_goes_to_each_owner_with_the_others_masked_out() -> No
     assert verifier.versions.tolist() == [NOT_SAMPLED, 7, 7, NOT_SAMPLED, NOT_SAMPLED, NOT_SAMPLED]
 
 
-def test_the_oldest_version_counts_over_all_own_tokens_also_masked_ones_and_over_no_others() -> (
-    None
-):
+def test_the_oldest_version_is_over_all_own_tokens_masked_or_not() -> None:
     routed = route(shard(group(episode(shared_sequence()))), BOTH)
     assert routed["solver"][0].rows[0].min_version == 3
     assert routed["verifier"][0].rows[0].min_version == 7
@@ -63,7 +61,7 @@ def test_a_group_mixes_first_attempts_and_retries_of_all_samples() -> None:
     assert [row.key for row in verifier.rows] == [(6, 0, 0, 1)]
 
 
-def test_keys_and_prompts_name_the_place_in_the_shard() -> None:
+def test_keys_and_prompts_name_the_position_in_the_shard() -> None:
     routed = route(shard(group(prompt_id="a"), group(prompt_id="b"), order=3), ["solver"])
     assert [(row.key, row.prompt_id) for row in routed["solver"][1].rows] == [
         (SequenceKey(3, 1, 0, 0), "b"),
@@ -86,7 +84,7 @@ def test_sequences_of_failed_episodes_are_refused_and_counted() -> None:
     assert solver.num_failed == 2
 
 
-def test_a_group_of_failed_episodes_alone_is_still_accounted_for() -> None:
+def test_a_group_of_only_failed_episodes_is_in_the_ledger() -> None:
     failed = episode(sequence(), error="TimeoutError: timeout after 60 s")
     (solver,) = route(shard(group(failed, failed)), ["solver"])["solver"]
     assert solver.rows == ()
@@ -95,7 +93,7 @@ def test_a_group_of_failed_episodes_alone_is_still_accounted_for() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_that_are_not_finite_never_reach_a_trainer(value: float) -> None:
+def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
     bad_reward, bad_logprob = sequence(reward=value), sequence(logprob=value)
     (solver,) = route(
         shard(group(episode(bad_reward), episode(bad_logprob), episode())), ["solver"]
@@ -117,7 +115,7 @@ def test_numbers_that_are_not_finite_never_reach_a_trainer(value: float) -> None
     ],
     ids=["a log-probability above 0", "greedy", "a first token"],
 )
-def test_a_sequence_that_no_trainer_could_use_is_left_out_and_the_others_go_on(
+def test_an_unusable_sequence_is_dropped_and_the_others_are_kept(
     change: dict[str, Any],
 ) -> None:
     bad = replace(sequence(), **change)
@@ -126,14 +124,14 @@ def test_a_sequence_that_no_trainer_could_use_is_left_out_and_the_others_go_on(
     assert [row.key for row in solver.rows] == [(0, 0, 1, 0)]
 
 
-def test_a_log_probability_that_rounding_put_above_0_and_a_greedy_context_are_kept() -> None:
+def test_a_log_probability_rounded_above_0_and_a_greedy_context_are_kept() -> None:
     rounded = replace(sequence(), logprobs=np.array([0, 0, -1, 0.009, -1], dtype=np.float32))
     context = replace(sequence(), temperature=0.0, loss_mask=np.zeros(5, dtype=np.bool_))
     (solver,) = route(shard(group(episode(rounded), episode(context))), ["solver"])["solver"]
     assert (len(solver.rows), solver.refused) == (2, ())
 
 
-def test_a_log_probability_that_is_masked_out_may_be_anything() -> None:
+def test_a_masked_log_probability_may_have_any_value() -> None:
     masked = replace(sequence(logprob=float("-inf")), loss_mask=np.zeros(5, dtype=np.bool_))
     (solver,) = route(shard(group(episode(masked))), ["solver"])["solver"]
     assert solver.rows[0].logprobs.tolist() == [0, 0, 0, 0, 0]
@@ -146,7 +144,7 @@ def test_lengths_count_the_tokens_that_are_trained_on() -> None:
     assert solver.lengths.tolist() == [2, 3]
 
 
-def test_a_token_outside_the_policys_own_vocabulary_is_refused_for_this_policy_alone() -> None:
+def test_a_token_outside_the_vocabulary_of_a_policy_is_refused_for_this_policy_only() -> None:
     both = sequence((11, 12), (40, 41, 2))
     owners = np.array([-1, -1, 0, 0, 1], dtype=np.int8)
     played = shard(group(episode(replace(both, owners=owners))))

@@ -55,7 +55,7 @@ def test_zero_advantage_keeps_a_group_only_when_its_rewards_differ() -> None:
     assert not keeps(0.0, 0.0, 0.0)
 
 
-def test_zero_advantage_drops_rewards_that_differ_by_rounding_alone() -> None:
+def test_zero_advantage_drops_rewards_that_differ_by_rounding() -> None:
     assert not keeps(0.3, 0.1 + 0.2)
     assert not keeps(1000.0, 1000.00006, 1000.0)
     assert keeps(1.0, 1.00001)
@@ -111,14 +111,14 @@ def test_arguments_of_a_built_in_algorithm_that_takes_none_are_refused() -> None
             )
 
 
-def test_a_class_without_the_verbs_is_refused_before_the_run() -> None:
+def test_a_class_without_the_required_methods_is_refused_before_the_run() -> None:
     with pytest.raises(
         ConfigError, match=rf"data\.sample\.0: {__name__}:EveryOther has no arrange; a sampler is"
     ):
         samplers([CustomSampler(name=f"{__name__}:EveryOther", args={"remainder": 1})])
 
 
-def test_a_curator_that_does_not_say_whether_it_needs_shards_is_refused() -> None:
+def test_a_curator_without_needs_shards_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=rf"data\.curate\.1: {__name__}:Silent has no needs_shards"
     ):
@@ -142,7 +142,7 @@ class Picky:
         return True
 
 
-def test_a_refused_value_names_the_place_and_the_reason() -> None:
+def test_an_error_names_the_place_and_the_reason() -> None:
     with pytest.raises(
         ConfigError,
         match=r"data\.filter\.0: .* does not take args \{'share': 2\} \(share must be at most 1\)",
@@ -151,13 +151,13 @@ def test_a_refused_value_names_the_place_and_the_reason() -> None:
 
 
 class Half:
-    """Has one verb of a curator and no other of any place."""
+    """Has one method of a curator and none of another place."""
 
     def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
         return True
 
 
-def test_every_verb_of_every_place_is_asked_for() -> None:
+def test_each_required_method_of_each_place_is_checked() -> None:
     with pytest.raises(ConfigError, match="observe"):
         curators([CustomCurator(name=f"{__name__}:Half")])
     with pytest.raises(ConfigError, match="keep"):
@@ -172,7 +172,7 @@ def test_each_built_in_sampler_has_its_name() -> None:
     assert places(fifo.arrange(draft(5, 3, 4)).rows) == [0, 1, 2]
 
 
-def test_a_filter_goes_by_the_name_in_the_config() -> None:
+def test_a_filter_has_its_name_in_the_config() -> None:
     longest = CustomFilter(name=f"{__name__}:Longest")
     assert [name for name, _ in filters([ZeroAdvantage(), longest])] == [
         "zero_advantage",
@@ -194,7 +194,7 @@ def test_the_settings_of_a_custom_algorithm_are_read_without_importing_it() -> N
 
 
 class EveryOther:
-    """A curator of somebody else: found by import path, with an argument."""
+    """A curator found by import path, with an argument."""
 
     needs_shards = False
 
@@ -209,8 +209,8 @@ class EveryOther:
 
 
 class Replay:
-    """`latest` of the literature, to prove that the interface is wide enough: a share of the batch
-    comes back.
+    """The sampler `latest` of the literature, which shows that the interface suffices: a share of
+    the batch is replayed.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -220,7 +220,7 @@ class Replay:
         return replace(draft, replays=draft.trained(int(draft.size * self.ratio)))
 
 
-def test_an_import_path_plugs_in_a_class_of_ones_own() -> None:
+def test_an_import_path_selects_a_custom_class() -> None:
     (curator,) = curators([CustomCurator(name=f"{__name__}:EveryOther", args={"remainder": 1})])
     draw = np.random.default_rng(0)
     assert [curator.accept(Prompt(str(index), {}), draw) for index in range(4)] == [
@@ -231,7 +231,7 @@ def test_an_import_path_plugs_in_a_class_of_ones_own() -> None:
     ]
 
 
-def test_a_replay_algorithm_needs_no_other_interface() -> None:
+def test_a_replay_algorithm_is_a_sampler() -> None:
     (replay,) = samplers([CustomSampler(name=f"{__name__}:Replay", args={"ratio": 0.5})])
     old = row(SequenceKey(0, 7, 0, 0))
     asked = replace(draft(5, 3), trained=lambda count: (old,) * count)

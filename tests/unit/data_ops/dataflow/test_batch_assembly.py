@@ -1,5 +1,5 @@
-"""One policy's line from shards to batches: what replays may be taken from, what is remembered of
-shards and of fates.
+"""From the shards to the batches of one policy: sources of replays, and metrics of shards and
+fates.
 """
 
 from collections.abc import Iterator
@@ -26,16 +26,16 @@ POLICY = "solver"
 
 
 class LastTrained:
-    """A sampler that replays the two newest trained rows, and writes down every row that it was
-    given for `asked`.
+    """A sampler that replays the two newest trained rows, and records every row that it gets in
+    `asked`.
     """
 
     asked = 4
     found: list[list[SequenceKey]] = []
 
     def arrange(self, draft: Draft) -> Draft:
-        found = draft.trained(self.asked)
-        self.found.append([one.key for one in found])
+        result = draft.trained(self.asked)
+        self.found.append([item.key for item in result])
         return replace(draft, replays=draft.trained(2))
 
 
@@ -88,16 +88,18 @@ def trained(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Objec
 def next_batch(
     run: ObjectStore, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[SequenceKey, bool]]:
-    """(key, replay) of each row of batch 4, whose sampler asks for so many trained rows."""
+    """(key, replay) of each row of batch 4, whose sampler requests the given number of trained
+    rows.
+    """
     monkeypatch.setattr(LastTrained, "asked", asked)
-    made = assembly_of(run, sample=[f"{__name__}:LastTrained"], max_staleness=8)
-    made.poll_version()
-    ingest(made, 6, row(key(6), version=3), row(key(6, 1), version=3))
-    assert made.make_batches() == 1
-    return [(one.key, one.replay) for one in batches.read(run, POLICY, 4).rows]
+    assembly = assembly_of(run, sample=[f"{__name__}:LastTrained"], max_staleness=8)
+    assembly.poll_version()
+    ingest(assembly, 6, row(key(6), version=3), row(key(6, 1), version=3))
+    assert assembly.make_batches() == 1
+    return [(item.key, item.replay) for item in batches.read(run, POLICY, 4).rows]
 
 
-def test_replays_come_from_the_newest_batch_first_and_are_never_replays_themselves(
+def test_replays_are_taken_from_the_newest_batch_first_and_never_replayed_again(
     trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = next_batch(trained, 99, monkeypatch)
@@ -105,14 +107,14 @@ def test_replays_come_from_the_newest_batch_first_and_are_never_replays_themselv
     assert LastTrained.found == [[key(4), key(5), key(3), key(1), key(2)]]
 
 
-def test_no_more_trained_rows_are_given_than_were_asked_for(
+def test_a_draft_has_at_most_the_requested_trained_rows(
     trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_batch(trained, 3, monkeypatch)
     assert LastTrained.found == [[key(4), key(5), key(3)]]
 
 
-def test_batches_further_back_than_the_limit_are_not_read_for_replays(
+def test_batches_beyond_the_limit_are_not_read_for_replays(
     trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly_module, "REPLAY_BATCHES_MAX", 2)
@@ -121,7 +123,7 @@ def test_batches_further_back_than_the_limit_are_not_read_for_replays(
     assert LastTrained.found == [[key(4), key(5), key(3)]]
 
 
-def test_only_as_many_batches_are_read_for_replays_as_are_needed(
+def test_only_the_needed_number_of_batches_is_read_for_replays(
     trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained.put("batches/solver/00000002.arrow", b"torn")
@@ -129,37 +131,39 @@ def test_only_as_many_batches_are_read_for_replays_as_are_needed(
     assert LastTrained.found == [[key(4), key(5)]]
 
 
-def test_the_first_batch_has_nothing_to_replay(
+def test_the_first_batch_has_no_replays(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LastTrained, "found", [])
-    made = assembly_of(memory_store, sample=[f"{__name__}:LastTrained"], size=2)
+    assembly = assembly_of(memory_store, sample=[f"{__name__}:LastTrained"], size=2)
     publisher.publish(memory_store, POLICY, 0, tensors(0))
-    made.poll_version()
-    ingest(made, 0, row(key(0)), row(key(0, 1)))
-    assert made.make_batches() == 1
+    assembly.poll_version()
+    ingest(assembly, 0, row(key(0)), row(key(0, 1)))
+    assert assembly.make_batches() == 1
     assert LastTrained.found == [[]]
 
 
 def test_fates_are_counted_as_batches_are_made(
     trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = assembly_of(trained, sample=[f"{__name__}:LastTrained"], max_staleness=1)
-    made.poll_version()
-    ingest(made, 6, row(key(6), version=3), row(key(6, 1), version=3), row(key(6, 2), version=1))
-    ingest(made, 7, entries=(builders.entry(key(7)), builders.entry(key(7, 1))))
-    assert made.totals == {}
-    made.make_batches()
-    assert made.totals == {"trained": 2, "replayed": 2, "filtered": 2, "expired": 1}
+    assembly = assembly_of(trained, sample=[f"{__name__}:LastTrained"], max_staleness=1)
+    assembly.poll_version()
+    ingest(
+        assembly, 6, row(key(6), version=3), row(key(6, 1), version=3), row(key(6, 2), version=1)
+    )
+    ingest(assembly, 7, entries=(builders.entry(key(7)), builders.entry(key(7, 1))))
+    assert assembly.totals == {}
+    assembly.make_batches()
+    assert assembly.totals == {"trained": 2, "replayed": 2, "filtered": 2, "expired": 1}
 
 
-def test_a_batch_has_metrics_of_how_long_its_shards_waited(memory_store: ObjectStore) -> None:
-    made = assembly_of(memory_store, size=2)
+def test_a_batch_has_metrics_of_the_waiting_time_of_its_shards(memory_store: ObjectStore) -> None:
+    assembly = assembly_of(memory_store, size=2)
     publisher.publish(memory_store, POLICY, 0, tensors(0))
-    made.poll_version()
-    ingest(made, 0, row(key(0)), finished_s=93.0)
-    ingest(made, 1, row(key(1)), finished_s=60.0)
-    made.make_batches()
+    assembly.poll_version()
+    ingest(assembly, 0, row(key(0)), finished_s=93.0)
+    ingest(assembly, 1, row(key(1)), finished_s=60.0)
+    assembly.make_batches()
     metrics = batches.read(memory_store, POLICY, 1).metrics
     assert [metrics[f"dataflow/shard_to_batch_s/{stat}"] for stat in ("min", "p50", "max")] == [
         7.0,
@@ -169,34 +173,34 @@ def test_a_batch_has_metrics_of_how_long_its_shards_waited(memory_store: ObjectS
     assert batches.read(memory_store, POLICY, 1).created_s == 100.0
 
 
-def test_a_shard_that_holds_nothing_for_the_policy_closes_its_order(
+def test_a_shard_without_rows_of_the_policy_closes_its_order(
     memory_store: ObjectStore,
 ) -> None:
-    made = assembly_of(memory_store)
-    made.ingest(IngestedShard.of(shard(), {}))
-    assert made.ledger.is_closed(0)
-    made.ingest(IngestedShard(order=1, problem="cannot be read"))
-    assert made.ledger.is_closed(1)
-    assert made.ledger.num_waiting == 0
+    assembly = assembly_of(memory_store)
+    assembly.ingest(IngestedShard.of(shard(), {}))
+    assert assembly.ledger.is_closed(0)
+    assembly.ingest(IngestedShard(order=1, problem="cannot be read"))
+    assert assembly.ledger.is_closed(1)
+    assert assembly.ledger.num_waiting == 0
 
 
-def test_metrics_of_a_batch_are_over_the_shards_since_the_batch_before(
+def test_metrics_of_a_batch_cover_the_shards_since_the_previous_batch(
     memory_store: ObjectStore,
 ) -> None:
-    made = assembly_of(memory_store, size=1)
+    assembly = assembly_of(memory_store, size=1)
     for version in range(2):
         publisher.publish(memory_store, POLICY, version, tensors(version))
-    made.poll_version()
+    assembly.poll_version()
     for order, reward in enumerate((1.0, 0.25)):
-        ingest(made, order, row(key(order), version=1), rewards=np.array([reward]))
-        assert made.make_batches() == 1
+        ingest(assembly, order, row(key(order), version=1), rewards=np.array([reward]))
+        assert assembly.make_batches() == 1
     means = [
         batches.read(memory_store, POLICY, step).metrics["dataflow/reward/mean"] for step in (1, 2)
     ]
     assert means == [1.0, 0.25]
 
 
-def test_work_of_the_store_and_of_the_algorithms_is_measured_apart(
+def test_time_of_the_store_and_of_the_algorithms_is_measured_separately(
     memory_store: ObjectStore,
 ) -> None:
     measured: list[str] = []

@@ -39,7 +39,7 @@ def test_accuracy_is_the_mean_over_episodes_that_measured_it() -> None:
     assert metrics["dataflow/episodes_failed_share"] == 0.25
 
 
-def test_failed_episodes_are_counted_by_kind_from_the_first_of_each_kind_on() -> None:
+def test_failed_episodes_are_counted_by_kind() -> None:
     sums = IngestMetrics()
     timeout = episode(error="timeout after 60 s", failure_kind=FailureKind.TIMEOUT)
     broken = episode(error="ToolFailedError: no shell", failure_kind=FailureKind.TOOL)
@@ -91,7 +91,7 @@ def test_rows_and_ledger_are_counted() -> None:
         row(SequenceKey(2, 0, 0, 0), version=2, reward=0.0, answer=(7,)),
         row(SequenceKey(0, 0, 0, 0), version=0, reward=0.5, replay=True, answer=(7, 8)),
     ]
-    made = batch(
+    new_batch = batch(
         *rows,
         step=6,
         ledger=(
@@ -101,7 +101,7 @@ def test_rows_and_ledger_are_counted() -> None:
         ),
         waiting=(SequenceKey(3, 0, 0, 0),),
     )
-    metrics = batch_metrics(made, {1: 100.0, 2: 104.0}, now_s=110.0)
+    metrics = batch_metrics(new_batch, {1: 100.0, 2: 104.0}, now_s=110.0)
     assert metrics == {
         "dataflow/reward/batch_mean": 0.5,
         "dataflow/length/mean": 2.0,
@@ -119,12 +119,12 @@ def test_rows_and_ledger_are_counted() -> None:
     }
 
 
-def test_a_worker_whose_clock_is_ahead_gives_no_negative_latency() -> None:
+def test_a_worker_with_a_fast_clock_gives_no_negative_latency() -> None:
     assert batch_metrics(batch(), {0: 120.0}, now_s=110.0)["dataflow/shard_to_batch_s/max"] == 0.0
 
 
-def test_rows_of_an_order_whose_worker_is_not_known_have_no_latency() -> None:
-    """As after a restart: the shard was taken in by a dataflow that is gone."""
+def test_rows_of_an_order_with_an_unknown_worker_have_no_latency() -> None:
+    """As after a restart: the shard was ingested by an earlier dataflow."""
     assert not any("shard_to_batch_s" in name for name in batch_metrics(batch(), {}, now_s=110.0))
     two = batch(row(SequenceKey(1, 0, 0, 0)), row(SequenceKey(2, 0, 0, 0)))
     assert batch_metrics(two, {2: 104.0}, now_s=110.0)["dataflow/shard_to_batch_s/max"] == 6.0

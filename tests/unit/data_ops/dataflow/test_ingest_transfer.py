@@ -1,4 +1,6 @@
-"""An ingested shard crosses to another process as bytes, with all that the dataflow uses of it."""
+"""Transfer of an ingested shard to another process as bytes, with all fields that the dataflow
+uses.
+"""
 
 import pickle
 import pickletools
@@ -35,9 +37,9 @@ def ingested(run: ObjectStore) -> IngestedShard:
     return ingest_shard(run, 4, CONFIG, ["solver", "verifier"])
 
 
-def same_row(one: BatchRow, other: BatchRow) -> bool:
+def same_row(item: BatchRow, other: BatchRow) -> bool:
     for field in fields(BatchRow):
-        left, right = getattr(one, field.name), getattr(other, field.name)
+        left, right = getattr(item, field.name), getattr(other, field.name)
         if isinstance(left, np.ndarray):
             if left.dtype != right.dtype or left.tobytes() != right.tobytes():
                 return False
@@ -46,7 +48,9 @@ def same_row(one: BatchRow, other: BatchRow) -> bool:
     return True
 
 
-def test_everything_but_the_shard_comes_back_bit_for_bit(memory_store: ObjectStore) -> None:
+def test_an_ingested_shard_is_read_back_bit_for_bit_without_the_shard(
+    memory_store: ObjectStore,
+) -> None:
     before = ingested(memory_store)
     after = decode(encode(before))
     assert (after.order, after.problem, after.num_groups) == (4, "", 3)
@@ -68,14 +72,14 @@ def test_everything_but_the_shard_comes_back_bit_for_bit(memory_store: ObjectSto
     assert [row.key for row in after.policies["solver"].rows] == [(4, 0, 0, 0), (4, 0, 1, 0)]
 
 
-def test_a_shard_that_cannot_be_read_crosses_with_its_problem(memory_store: ObjectStore) -> None:
+def test_an_unreadable_shard_is_transferred_with_its_error(memory_store: ObjectStore) -> None:
     memory_store.create(layout.shard(5), b"torn")
     after = decode(encode(ingest_shard(memory_store, 5, CONFIG, ["solver"])))
     assert "shards/00000005.arrow" in after.problem
     assert (after.order, dict(after.policies), after.episodes) == (5, {}, ())
 
 
-def test_a_pickled_result_holds_bytes_and_the_name_of_one_function(
+def test_a_pickled_result_has_only_bytes_and_one_function_name(
     memory_store: ObjectStore,
 ) -> None:
     before = ingested(memory_store)
@@ -89,7 +93,7 @@ def test_a_pickled_result_holds_bytes_and_the_name_of_one_function(
     assert after.policies["solver"].entries == before.policies["solver"].entries
 
 
-def test_bytes_that_were_changed_on_the_way_are_refused(memory_store: ObjectStore) -> None:
+def test_bytes_changed_in_transfer_are_refused(memory_store: ObjectStore) -> None:
     files = encode(ingested(memory_store))
     body = bytearray(files["solver.arrow"])
     body[len(body) // 2] ^= 1

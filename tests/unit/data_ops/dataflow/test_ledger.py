@@ -30,7 +30,7 @@ def assemble(ledger: Ledger) -> Batch | None:
 
 
 def made(ledger: Ledger) -> Batch:
-    """Assemble the next batch and say that it was committed."""
+    """Assemble the next batch and mark it as committed."""
     batch = assemble(ledger)
     assert batch is not None
     ledger.advance(batch)
@@ -48,7 +48,7 @@ def test_a_batch_has_exactly_its_size_and_the_rest_waits() -> None:
     assert (batch.step, batch.policy, batch.shards) == (1, "solver", (0, 1))
 
 
-def test_nothing_is_used_up_before_the_batch_is_committed() -> None:
+def test_no_row_is_used_before_the_batch_is_committed() -> None:
     ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0), [LedgerEntry(key(0, 9), "filtered", "zero_advantage")])
     first, second = assemble(ledger), assemble(ledger)
@@ -58,7 +58,7 @@ def test_nothing_is_used_up_before_the_batch_is_committed() -> None:
     assert first.ledger == second.ledger == (LedgerEntry(key(0, 9), "filtered", "zero_advantage"),)
 
 
-def test_the_ledger_of_a_batch_holds_only_what_came_since_the_batch_before() -> None:
+def test_the_ledger_of_a_batch_has_only_fates_since_the_previous_batch() -> None:
     ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0), [LedgerEntry(key(0, 9), "filtered", "zero_advantage")])
     made(ledger)
@@ -67,7 +67,7 @@ def test_the_ledger_of_a_batch_holds_only_what_came_since_the_batch_before() -> 
     assert (second.step, second.ledger, second.shards) == (2, (), (1,))
 
 
-def test_closed_orders_are_a_bound_and_the_few_above_it() -> None:
+def test_closed_orders_are_a_bound_and_the_few_numbers_above_it() -> None:
     ledger = new_ledger()
     for order in (3, 0, 5):
         ledger.ingest(order, rows(order, 0))
@@ -93,7 +93,7 @@ def test_an_order_is_ingested_once() -> None:
     assert ledger.num_waiting == 1
 
 
-def test_staleness_equal_to_the_bound_is_used_and_one_more_expires() -> None:
+def test_rows_at_the_staleness_bound_are_used_and_older_ones_expire() -> None:
     ledger = new_ledger(max_staleness=2)
     ledger.ingest(0, rows(0, 0, 0, 0, 0, 0, 0, 0))
     for step in (1, 2, 3):  # staleness 0, 1, 2
@@ -111,27 +111,27 @@ def test_a_synchronous_ledger_uses_only_rows_of_the_newest_version() -> None:
     assert [taken.key for taken in made(ledger).rows] == [key(1, 1), key(1, 2)]
 
 
-def test_a_ledger_is_restored_from_the_newest_batch_and_reads_only_the_shards_that_wait() -> None:
+def test_a_ledger_is_restored_from_the_newest_batch_and_the_shards_with_waiting_rows() -> None:
     ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0))
     ledger.ingest(4, rows(4, 0))
     ledger.ingest(2, rows(2, 0))
     newest = made(ledger)
-    asked: list[int] = []
+    requested: list[int] = []
 
     def rows_of(order: int) -> dict[SequenceKey, BatchRow]:
-        asked.append(order)
+        requested.append(order)
         return {found.key: found for found in rows(order, 0, 0)}
 
     restored = Ledger.restore("solver", 2, 8, newest, rows_of)
-    assert asked == [2, 4]
+    assert requested == [2, 4]
     assert [waiting.key for waiting in restored.waiting] == [key(4), key(2)]
     assert (restored.last_step, restored.closed_below) == (1, 1)
     assert [restored.is_closed(order) for order in range(5)] == [True, False, True, False, True]
     assert restored.entries == ()
 
 
-def test_rows_of_a_shard_that_became_unreadable_are_filtered_with_that_reason() -> None:
+def test_rows_of_a_shard_that_became_unreadable_are_filtered_with_this_reason() -> None:
     ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0, 0))
     restored = Ledger.restore("solver", 2, 8, made(ledger), lambda order: {})
@@ -139,7 +139,7 @@ def test_rows_of_a_shard_that_became_unreadable_are_filtered_with_that_reason() 
     assert restored.entries == (LedgerEntry(key(0, 2), "filtered", "unreadable_shard"),)
 
 
-def test_samplers_compose_with_the_last_deciding_ties_last() -> None:
+def test_samplers_are_composed_and_the_last_one_breaks_ties_last() -> None:
     class ByPlace:
         def arrange(self, draft: Draft) -> Draft:
             return replace(
@@ -153,7 +153,7 @@ def test_samplers_compose_with_the_last_deciding_ties_last() -> None:
     assert [taken.key.episode for taken in batch.rows] == [2, 1]
 
 
-def test_replays_are_marked_take_their_places_and_use_up_nothing() -> None:
+def test_replays_are_marked_and_use_no_waiting_row() -> None:
     class Again:
         def arrange(self, draft: Draft) -> Draft:
             return replace(draft, replays=draft.trained(1))
@@ -170,7 +170,7 @@ def test_replays_are_marked_take_their_places_and_use_up_nothing() -> None:
 
 
 @pytest.mark.parametrize("fault", ["twice", "invented", "untrained"])
-def test_a_sampler_cannot_use_a_row_twice_nor_one_that_does_not_wait(fault: str) -> None:
+def test_a_sampler_cannot_use_a_row_twice_or_one_that_is_not_waiting(fault: str) -> None:
     class Cheat:
         def arrange(self, draft: Draft) -> Draft:
             if fault == "twice":
@@ -185,7 +185,7 @@ def test_a_sampler_cannot_use_a_row_twice_nor_one_that_does_not_wait(fault: str)
         ledger.assemble([Cheat()], 0, no_rows)
 
 
-def test_a_batch_that_does_not_follow_is_refused() -> None:
+def test_a_batch_with_a_gap_before_it_is_refused() -> None:
     ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0))
     batch = made(ledger)
@@ -193,7 +193,7 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
         ledger.advance(batch)
 
 
-def test_the_random_numbers_of_a_draft_depend_on_policy_and_step_alone() -> None:
+def test_the_random_numbers_of_a_draft_depend_only_on_policy_and_step() -> None:
     assert (
         new_ledger().draft(7, no_rows).draw.random() == new_ledger().draft(7, no_rows).draw.random()
     )

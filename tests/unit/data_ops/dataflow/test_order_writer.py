@@ -17,10 +17,10 @@ def ordering(run: ObjectStore, *curators: Curate) -> OrderWriter:
     return OrderWriter(run, stream, curators or (AcceptAll(),), prompts_per_order=2, seed=3)
 
 
-def write(run: ObjectStore, made: OrderWriter) -> Order:
-    order = made.draft(samples_per_prompt=4, now_s=12.5)
+def write(run: ObjectStore, writer: OrderWriter) -> Order:
+    order = writer.draft(samples_per_prompt=4, now_s=12.5)
     orders.create(run, order)
-    made.advance(order)
+    writer.advance(order)
     return order
 
 
@@ -29,7 +29,7 @@ def ids(order: Order) -> list[str]:
 
 
 class Odd:
-    """Accepts odd prompts, and from the moment it has seen an order only those above ten times its
+    """Accept odd prompts; after the first observed order, accept only those above ten times its
     number.
     """
 
@@ -48,8 +48,8 @@ class Odd:
 
 
 def test_orders_follow_the_stream_and_carry_cursor_and_size(memory_store: ObjectStore) -> None:
-    made = ordering(memory_store)
-    first, second = write(memory_store, made), write(memory_store, made)
+    writer = ordering(memory_store)
+    first, second = write(memory_store, writer), write(memory_store, writer)
     assert (first.number, ids(first), first.cursor) == (
         0,
         ["p/0", "p/1"],
@@ -64,36 +64,36 @@ def test_orders_follow_the_stream_and_carry_cursor_and_size(memory_store: Object
     assert first.seed != second.seed
 
 
-def test_a_draft_changes_nothing_before_it_is_committed(memory_store: ObjectStore) -> None:
-    made = ordering(memory_store)
-    made.see(0, shard())
-    assert made.draft(4, 0.0) == made.draft(4, 0.0)
+def test_a_draft_changes_nothing_before_its_commit(memory_store: ObjectStore) -> None:
+    writer = ordering(memory_store)
+    writer.see(0, shard())
+    assert writer.draft(4, 0.0) == writer.draft(4, 0.0)
 
 
 def test_seen_orders_are_listed_once_in_the_next_order(memory_store: ObjectStore) -> None:
-    made = ordering(memory_store)
-    write(memory_store, made)
-    write(memory_store, made)
-    made.see(1, shard(order=1))
-    made.see(0, shard(order=0))
-    made.see(1, shard(order=1))
-    assert write(memory_store, made).seen == (1, 0)
-    assert write(memory_store, made).seen == ()
+    writer = ordering(memory_store)
+    write(memory_store, writer)
+    write(memory_store, writer)
+    writer.see(1, shard(order=1))
+    writer.see(0, shard(order=0))
+    writer.see(1, shard(order=1))
+    assert write(memory_store, writer).seen == (1, 0)
+    assert write(memory_store, writer).seen == ()
 
 
-def test_a_shard_that_is_seen_after_the_draft_waits_for_the_order_after(
+def test_a_shard_seen_after_the_draft_is_listed_in_the_following_order(
     memory_store: ObjectStore,
 ) -> None:
-    made = ordering(memory_store)
-    made.see(0, shard())
-    order = made.draft(4, 0.0)
-    made.see(1, shard(order=1))
+    writer = ordering(memory_store)
+    writer.see(0, shard())
+    order = writer.draft(4, 0.0)
+    writer.see(1, shard(order=1))
     orders.create(memory_store, order)
-    made.advance(order)
-    assert write(memory_store, made).seen == (1,)
+    writer.advance(order)
+    assert write(memory_store, writer).seen == (1,)
 
 
-def test_curators_decide_and_the_cursor_stands_behind_what_they_refused(
+def test_curators_select_prompts_and_the_cursor_is_after_the_refused_ones(
     memory_store: ObjectStore,
 ) -> None:
     order = write(memory_store, ordering(memory_store, Odd()))
@@ -111,39 +111,39 @@ def test_all_curators_must_accept(memory_store: ObjectStore) -> None:
         def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
             return int(prompt.id.removeprefix("p/")) % 3 == 0
 
-    made = ordering(memory_store, Odd(), Third())
-    made.see(0, None)
-    assert ids(write(memory_store, made)) == ["p/3", "p/9"]
+    writer = ordering(memory_store, Odd(), Third())
+    writer.see(0, None)
+    assert ids(write(memory_store, writer)) == ["p/3", "p/9"]
 
 
 def test_a_restart_folds_the_same_shards_in_the_same_order(memory_store: ObjectStore) -> None:
     odd = Odd()
-    made = ordering(memory_store, odd)
+    writer = ordering(memory_store, odd)
     for number in range(3):
-        write(memory_store, made)
+        write(memory_store, writer)
         shards.create(memory_store, shard(order=number))
     for number in (2, 0):
-        made.see(number, shards.read(memory_store, number))
-    newest = write(memory_store, made)
+        writer.see(number, shards.read(memory_store, number))
+    newest = write(memory_store, writer)
     assert ids(newest) == ["p/21", "p/23"]
-    made.see(1, shards.read(memory_store, 1))
+    writer.see(1, shards.read(memory_store, 1))
 
     again = Odd()
     restored = ordering(memory_store, again)
     assert again.seen == [(2, "rollout-us-east-0"), (0, "rollout-us-east-0")]
     assert [restored.is_seen(number) for number in range(4)] == [True, False, True, False]
     restored.see(1, shards.read(memory_store, 1))
-    assert restored.draft(4, 0.0) == made.draft(4, 0.0)
+    assert restored.draft(4, 0.0) == writer.draft(4, 0.0)
     assert again.seen == odd.seen
 
 
 def test_unreadable_shards_are_seen_but_not_folded(memory_store: ObjectStore) -> None:
     odd = Odd()
-    made = ordering(memory_store, odd)
-    write(memory_store, made)
+    writer = ordering(memory_store, odd)
+    write(memory_store, writer)
     memory_store.create(layout.shard(0), b"torn")
-    made.see(0, None)
-    assert write(memory_store, made).seen == (0,)
+    writer.see(0, None)
+    assert write(memory_store, writer).seen == (0,)
     assert odd.seen == []
     again = Odd()
     assert ordering(memory_store, again).is_seen(0)
@@ -160,14 +160,14 @@ def test_a_curator_draws_the_same_numbers_after_a_restart(memory_store: ObjectSt
         def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
             return bool(draw.random() < 0.2)
 
-    made = ordering(memory_store, Coin())
-    write(memory_store, made)
-    assert ids(ordering(memory_store, Coin()).draft(4, 0.0)) == ids(made.draft(4, 0.0))
-    assert ids(made.draft(4, 0.0)) != ["p/2", "p/3"]
+    writer = ordering(memory_store, Coin())
+    write(memory_store, writer)
+    assert ids(ordering(memory_store, Coin()).draft(4, 0.0)) == ids(writer.draft(4, 0.0))
+    assert ids(writer.draft(4, 0.0)) != ["p/2", "p/3"]
 
 
 class Drawn:
-    """Accepts every prompt, and writes down the number it drew for each."""
+    """Accept every prompt, and record the random number drawn for each."""
 
     needs_shards = False
 
@@ -182,13 +182,13 @@ class Drawn:
         return True
 
 
-def test_every_order_and_every_curator_draws_numbers_of_its_own_from_the_runs_seed(
+def test_each_order_and_each_curator_has_its_own_random_numbers_from_the_run_seed(
     memory_store: ObjectStore,
 ) -> None:
     first, second = Drawn(), Drawn()
-    made = ordering(memory_store, first, second)
+    writer = ordering(memory_store, first, second)
     for _ in range(2):
-        write(memory_store, made)
+        write(memory_store, writer)
     for place, curator in enumerate((first, second)):
         expected = [
             np.random.default_rng([3, order, place]).random(2).tolist() for order in range(2)
@@ -198,13 +198,13 @@ def test_every_order_and_every_curator_draws_numbers_of_its_own_from_the_runs_se
 
 
 def test_only_the_next_order_can_be_committed(memory_store: ObjectStore) -> None:
-    made = ordering(memory_store)
-    order = write(memory_store, made)
+    writer = ordering(memory_store)
+    order = write(memory_store, writer)
     with pytest.raises(ValueError, match="order 0 is not the next one, 1"):
-        made.advance(order)
+        writer.advance(order)
 
 
-def test_curators_that_refuse_everything_cannot_starve_the_run(
+def test_curators_that_refuse_every_prompt_are_overruled_after_a_limit(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Never:

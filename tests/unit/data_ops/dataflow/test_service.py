@@ -24,7 +24,13 @@ from storage.run import batches, orders, runs, shards
 from storage.run.quarantine import read_quarantine
 from storage.store.object_store import ObjectStore
 from tests.support.runs.builders import episode, group, row, sequence, shard
-from tests.support.runs.dataflow_world import POLICIES, Flicker, World, torn, world
+from tests.support.runs.dataflow_world import (
+    POLICIES,
+    OutageBackend,
+    World,
+    world,
+    write_invalid_shard,
+)
 from tests.support.runs.lifetimes import ScriptedLifetime, lifetime_of, progress_of
 from tests.support.stores.strange_objects import STRANGE, take_place
 
@@ -37,11 +43,11 @@ def rounds(dataflow: Dataflow, count: int = 3) -> None:
 
 
 def test_a_run_ends_with_every_batch_and_a_balanced_ledger(memory_store: ObjectStore) -> None:
-    made = world(memory_store)
-    dataflow = made.dataflow()
-    made.finish(dataflow)
-    made.check()
-    assert made.run.exists(layout.orders_end())
+    simulation = world(memory_store)
+    dataflow = simulation.dataflow()
+    simulation.finish(dataflow)
+    simulation.check()
+    assert simulation.run.exists(layout.orders_end())
     assert dataflow.progress().batches["solver"] == 4
     assert dataflow.progress().trained["solver"] == 24
 
@@ -52,224 +58,229 @@ def test_two_runs_of_the_same_world_make_the_same_batches(memory_store: ObjectSt
     second.finish(second.dataflow())
     for policy in POLICIES:
         assert first.trained(policy) == second.trained(policy)
-        for one, other in zip(first.batches(policy), second.batches(policy), strict=True):
-            assert one.metrics == other.metrics
-            for mine, twin in zip(one.rows, other.rows, strict=True):
+        for item, other in zip(first.batches(policy), second.batches(policy), strict=True):
+            assert item.metrics == other.metrics
+            for mine, twin in zip(item.rows, other.rows, strict=True):
                 np.testing.assert_array_equal(mine.advantages, twin.advantages)
 
 
-def test_nothing_is_ordered_before_every_policy_has_weights(memory_store: ObjectStore) -> None:
-    made = world(memory_store)
-    made.run.delete(layout.manifest(layout.weights("verifier", 0)))
-    dataflow = made.dataflow()
+def test_no_order_is_written_before_every_policy_has_weights(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store)
+    simulation.run.delete(layout.manifest(layout.weights("verifier", 0)))
+    dataflow = simulation.dataflow()
     assert not dataflow.round()
-    assert made.orders() == []
-    made.run.create(layout.manifest(layout.weights("verifier", 0)), b"{}")
+    assert simulation.orders() == []
+    simulation.run.create(layout.manifest(layout.weights("verifier", 0)), b"{}")
     assert dataflow.round()
-    assert made.orders() != []
+    assert simulation.orders() != []
 
 
-def test_the_first_orders_are_careful_and_more_follow_as_shards_come_in(
+def test_the_first_orders_are_few_and_more_follow_as_shards_arrive(
     memory_store: ObjectStore,
 ) -> None:
-    # The solver has a demand of (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring
-    # 16 an order.
-    made = world(memory_store, max_staleness=3, filter=[])
-    dataflow = made.dataflow()
+    # The solver has a demand of (0 + 1 + 3) · 6 = 24 sequences; 2 samples of 2 prompts yield up to
+    # 16 per order.
+    simulation = world(memory_store, max_staleness=3, filter=[])
+    dataflow = simulation.dataflow()
     rounds(dataflow)
-    assert [order.number for order in made.orders()] == [0, 1]
-    # One brings 2 a group, so (3 · 8 + 2) / 4 = 6.5 are expected: (24 − 4) / 6.5 − 2 groups on the
-    # way = 1.1 groups.
-    made.play([0])
+    assert [order.number for order in simulation.orders()] == [0, 1]
+    # One shard yields 2 per group, so (3 · 8 + 2) / 4 = 6.5 are expected: (24 − 4) / 6.5 − 2
+    # outstanding groups = 1.1 groups.
+    simulation.play([0])
     rounds(dataflow)
-    assert [order.number for order in made.orders()] == [0, 1, 2]
+    assert [order.number for order in simulation.orders()] == [0, 1, 2]
 
 
-def test_batches_run_ahead_of_the_trainer_by_what_the_config_allows(
+def test_batches_precede_the_trainer_by_the_configured_number(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store, max_staleness=8, batches_ahead=1)
-    dataflow = made.dataflow()
+    simulation = world(memory_store, max_staleness=8, batches_ahead=1)
+    dataflow = simulation.dataflow()
     for _ in range(8):
         dataflow.round()
-        made.play(made.open_orders())
-    assert batches.next_step(made.run, "solver") == 3  # version 0: batch 1 and one ahead
-    made.train("solver")
+        simulation.play(simulation.open_orders())
+    assert batches.next_step(simulation.run, "solver") == 3  # version 0: batch 1 and one ahead
+    simulation.train("solver")
     rounds(dataflow)
-    assert batches.next_step(made.run, "solver") == 4
+    assert batches.next_step(simulation.run, "solver") == 4
 
 
 def test_synchronous_training_uses_only_the_newest_weights_and_never_stalls(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store, max_staleness=0, batches_ahead=0)
-    made.finish(made.dataflow())
-    made.check()
+    simulation = world(memory_store, max_staleness=0, batches_ahead=0)
+    simulation.finish(simulation.dataflow())
+    simulation.check()
     for policy in POLICIES:
-        for batch in made.batches(policy):
+        for batch in simulation.batches(policy):
             assert {row.min_version for row in batch.rows} == {batch.step - 1}
 
 
-def test_a_worker_that_lags_behind_costs_only_what_expires(memory_store: ObjectStore) -> None:
-    made = world(memory_store, max_staleness=0, batches_ahead=0)
-    dataflow = made.dataflow()
+def test_a_lagging_worker_costs_only_the_expired_rows(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store, max_staleness=0, batches_ahead=0)
+    dataflow = simulation.dataflow()
     for turn in range(300):
         dataflow.round()
         if dataflow.done:
             break
-        made.play(made.open_orders(), behind=turn % 2)
+        simulation.play(simulation.open_orders(), behind=turn % 2)
         for policy in POLICIES:
-            made.train(policy)
-    made.check()
+            simulation.train(policy)
+    simulation.check()
     assert any(
-        entry.fate == "expired" for batch in made.batches("solver") for entry in batch.ledger
+        entry.fate == "expired" for batch in simulation.batches("solver") for entry in batch.ledger
     )
 
 
-def test_rows_that_are_too_old_for_the_next_batch_leave_the_budget_at_once(
+def test_rows_too_old_for_the_next_batch_are_removed_from_the_budget_immediately(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store, max_staleness=0, batches_ahead=0)
-    dataflow = made.dataflow()
-    while not (made.batches("solver") and made.batches("verifier")):
+    simulation = world(memory_store, max_staleness=0, batches_ahead=0)
+    dataflow = simulation.dataflow()
+    while not (simulation.batches("solver") and simulation.batches("verifier")):
         dataflow.round()
-        made.play(made.open_orders())
+        simulation.play(simulation.open_orders())
     dataflow.round()
     assert dataflow.progress().waiting == {"solver": 0, "verifier": 0}
 
 
-def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(
+def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_continues(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store)
-    dataflow = made.dataflow()
+    simulation = world(memory_store)
+    dataflow = simulation.dataflow()
     dataflow.round()
-    torn(made.run, 0)
-    made.finish(dataflow)
-    made.check()
-    reasons = read_quarantine(made.run)
+    write_invalid_shard(simulation.run, 0)
+    simulation.finish(dataflow)
+    simulation.check()
+    reasons = read_quarantine(simulation.run)
     assert list(reasons) == ["shards/00000000.arrow"]
-    assert 0 in made.batches("solver")[0].shards
-    assert 0 in [number for order in made.orders() for number in order.seen]
+    assert 0 in simulation.batches("solver")[0].shards
+    assert 0 in [number for order in simulation.orders() for number in order.seen]
 
 
 @pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
-def test_a_shard_that_is_no_file_is_quarantined_and_the_run_goes_on(
+def test_a_shard_that_is_a_folder_is_quarantined_and_the_run_continues(
     local_store: ObjectStore, tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
-    made = world(local_store)
-    dataflow = made.dataflow()
+    simulation = world(local_store)
+    dataflow = simulation.dataflow()
     dataflow.round()
-    made.play([0])
+    simulation.play([0])
     (path,) = (tmp_path / "store").rglob("shards/00000000.arrow")
     take_place(path, make)
-    made.finish(dataflow)
-    made.check()
-    assert list(read_quarantine(made.run)) == ["shards/00000000.arrow"]
-    assert read_quarantine(made.run)["shards/00000000.arrow"].startswith(
+    simulation.finish(dataflow)
+    simulation.check()
+    assert list(read_quarantine(simulation.run)) == ["shards/00000000.arrow"]
+    assert read_quarantine(simulation.run)["shards/00000000.arrow"].startswith(
         f"shards/00000000.arrow: {path} is "
     )
 
 
-def test_a_shard_with_a_temperature_that_is_none_is_quarantined_and_the_run_goes_on(
+def test_a_shard_with_an_invalid_temperature_is_quarantined_and_the_run_continues(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store)
-    dataflow = made.dataflow()
+    simulation = world(memory_store)
+    dataflow = simulation.dataflow()
     dataflow.round()
     bad = shard(group(episode(replace(sequence(), temperature=float("nan")))), order=0)
-    made.run.put("shards/00000000.arrow", shards.encode(bad))
-    made.finish(dataflow)
-    made.check()
-    assert read_quarantine(made.run) == {
+    simulation.run.put("shards/00000000.arrow", shards.encode(bad))
+    simulation.finish(dataflow)
+    simulation.check()
+    assert read_quarantine(simulation.run) == {
         "shards/00000000.arrow": "shards/00000000.arrow: row 0: the temperature is nan; it is 0, or from 1e-12 to 1e+12"
     }
 
 
-def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(
+def test_a_waiting_row_of_a_damaged_shard_is_filtered_after_a_restart(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store)
-    dataflow = made.dataflow()
-    while not any(batch.waiting for batch in made.batches("solver")[-1:]):
-        made.train("solver")
+    simulation = world(memory_store)
+    dataflow = simulation.dataflow()
+    while not any(batch.waiting for batch in simulation.batches("solver")[-1:]):
+        simulation.train("solver")
         dataflow.round()
-        made.play(made.open_orders())
-    lost = {key.order for key in made.batches("solver")[-1].waiting}
+        simulation.play(simulation.open_orders())
+    lost = {key.order for key in simulation.batches("solver")[-1].waiting}
     assert lost
     for order in lost:
-        made.run.put(layout.shard(order), b"torn")
-    made.train("solver")
-    made.finish(made.dataflow())
-    reasons = [entry.reason for batch in made.batches("solver") for entry in batch.ledger]
+        simulation.run.put(layout.shard(order), b"torn")
+    simulation.train("solver")
+    simulation.finish(simulation.dataflow())
+    reasons = [entry.reason for batch in simulation.batches("solver") for entry in batch.ledger]
     assert UNREADABLE_SHARD in reasons
-    assert set(read_quarantine(made.run)) == {layout.shard(order) for order in lost}
+    assert set(read_quarantine(simulation.run)) == {layout.shard(order) for order in lost}
 
 
 def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store, filter=[])
-    made.finish(made.dataflow())
-    left = {key.order for policy in POLICIES for key in made.batches(policy)[-1].waiting}
+    simulation = world(memory_store, filter=[])
+    simulation.finish(simulation.dataflow())
+    left = {key.order for policy in POLICIES for key in simulation.batches(policy)[-1].waiting}
     assert left
     for order in left:
-        made.run.put(layout.shard(order), b"torn")
-    assert made.dataflow().done
-    assert read_quarantine(made.run) == {}
+        simulation.run.put(layout.shard(order), b"torn")
+    assert simulation.dataflow().done
+    assert read_quarantine(simulation.run) == {}
 
 
 def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: ObjectStore) -> None:
-    made = world(memory_store)
-    made.finish(made.dataflow())
-    made.run.put(layout.batch("verifier", 4), b"torn")
+    simulation = world(memory_store)
+    simulation.finish(simulation.dataflow())
+    simulation.run.put(layout.batch("verifier", 4), b"torn")
     with pytest.raises(CorruptError, match=r"batches/verifier/00000004\.arrow is unreadable"):
-        made.dataflow()
+        simulation.dataflow()
 
 
-def test_shards_that_one_policy_closed_are_ingested_again_for_the_other_alone(
+def test_shards_closed_by_one_policy_are_ingested_again_for_the_other_only(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store, policies={**ONE, "verifier": PolicyData(batch_size=64, steps=1)})
-    dataflow = made.dataflow()
-    while not made.batches("solver"):
+    simulation = world(
+        memory_store, policies={**ONE, "verifier": PolicyData(batch_size=64, steps=1)}
+    )
+    dataflow = simulation.dataflow()
+    while not simulation.batches("solver"):
         dataflow.round()
-        made.play(made.open_orders())
-    closed = made.batches("solver")[0].closed_below
+        simulation.play(simulation.open_orders())
+    closed = simulation.batches("solver")[0].closed_below
     assert closed > 0
-    restarted = made.dataflow()
-    asked: list[int] = []
+    restarted = simulation.dataflow()
+    requested: list[int] = []
 
     def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
-        asked.extend(numbers)
+        requested.extend(numbers)
         return [
-            ingest_shard(made.run, number, made.config, list(made.policies)) for number in numbers
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
+            for number in numbers
         ]
 
-    restarted = Dataflow(made.run, made.config, made.policies, 5, ingest=ingest)
+    restarted = Dataflow(simulation.run, simulation.config, simulation.policies, 5, ingest=ingest)
     rounds(restarted)
-    assert asked[0] == 0
-    made.finish(restarted)
-    made.check()
+    assert requested[0] == 0
+    simulation.finish(restarted)
+    simulation.check()
 
 
 def test_shards_may_be_ingested_anywhere_and_in_any_order(memory_store: ObjectStore) -> None:
-    made = world(memory_store.sub("a"))
+    simulation = world(memory_store.sub("a"))
     inline = world(memory_store.sub("b"))
 
     def backwards(numbers: Sequence[int]) -> list[IngestedShard]:
         return [
-            ingest_shard(made.run, number, made.config, list(made.policies))
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
             for number in reversed(numbers)
         ]
 
-    made.finish(Dataflow(made.run, made.config, made.policies, 5, ingest=backwards))
+    simulation.finish(
+        Dataflow(simulation.run, simulation.config, simulation.policies, 5, ingest=backwards)
+    )
     inline.finish(inline.dataflow())
-    assert made.trained("solver") == inline.trained("solver")
+    assert simulation.trained("solver") == inline.trained("solver")
 
 
 class SeenByCurator:
-    """Refuses a prompt whose id ends as some seen order's number does."""
+    """Refuses a prompt whose id ends like the number of a seen order."""
 
     needs_shards = True
 
@@ -286,56 +297,56 @@ class SeenByCurator:
 def test_a_curator_by_import_path_folds_the_shards_and_survives_a_restart(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store, curate=[f"{__name__}:SeenByCurator"])
-    dataflow = made.dataflow()
+    simulation = world(memory_store, curate=[f"{__name__}:SeenByCurator"])
+    dataflow = simulation.dataflow()
     for _ in range(12):
         dataflow.round()
-        made.play(made.open_orders()[:1])
-        made.train("solver")
-        made.train("verifier")
-        dataflow = made.dataflow()
+        simulation.play(simulation.open_orders()[:1])
+        simulation.train("solver")
+        simulation.train("verifier")
+        dataflow = simulation.dataflow()
     seen: set[str] = set()
-    for order in made.orders():
+    for order in simulation.orders():
         seen |= {str(number)[-1] for number in order.seen}
         assert not {prompt.id[-1] for prompt in order.prompts} & seen
     assert len(seen) > 1
-    made.finish(dataflow)
-    made.check()
+    simulation.finish(dataflow)
+    simulation.check()
 
 
-def test_a_trainer_is_hungry_when_it_has_used_every_batch(memory_store: ObjectStore) -> None:
-    made = world(memory_store)
-    dataflow = made.dataflow()
+def test_a_trainer_is_starved_when_it_has_used_every_batch(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store)
+    dataflow = simulation.dataflow()
     assert dataflow.starved  # there is nothing to train on yet
     for _ in range(8):
         dataflow.round()
-        made.play(made.open_orders())
+        simulation.play(simulation.open_orders())
     assert not dataflow.starved  # two batches each, one of them ahead
     for starved in (False, True):
-        made.train("solver")
-        for assembly in dataflow._assemblies:  # what a round looks at first
+        simulation.train("solver")
+        for assembly in dataflow._assemblies:  # the first read of a round
             assembly.poll_version()
         assert dataflow.starved is starved
-    made.finish(dataflow)
+    simulation.finish(dataflow)
     assert not dataflow.starved
 
 
 def test_unusable_prompts_stop_the_run_before_anything_is_written(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store, prompts={"path": "/nowhere/train.jsonl"})
+    simulation = world(memory_store, prompts={"path": "/nowhere/train.jsonl"})
     with pytest.raises(ConfigError, match=r"/nowhere/train\.jsonl is not a file"):
-        made.dataflow()
+        simulation.dataflow()
 
 
-def service(made: World, run: ObjectStore, stop: threading.Event) -> HeartbeatWriter:
-    config = made.config.model_copy(update={"poll_interval_s": 0.001})
+def service(simulation: World, run: ObjectStore, stop: threading.Event) -> HeartbeatWriter:
+    config = simulation.config.model_copy(update={"poll_interval_s": 0.001})
     lifetime = lifetime_of(run, "dataflow", stop)
-    serve(lifetime, config, made.policies, 5)
+    serve(lifetime, config, simulation.policies, 5)
     return lifetime.heartbeat
 
 
-def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(
+def test_the_demand_of_a_policy_includes_the_lag_of_its_oldest_tokens(
     memory_store: ObjectStore,
 ) -> None:
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"))
@@ -356,102 +367,107 @@ def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(
     assert assembly.need(()).lag == 1
 
 
-def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(
+def test_shards_are_collected_while_no_trainer_is_starved(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(
+    simulation = world(
         memory_store,
         {policy: PolicyData(batch_size=4, steps=9) for policy in POLICIES},
         max_staleness=8,
         filter=[],
     )
-    dataflow = made.dataflow()
+    dataflow = simulation.dataflow()
     dataflow.round()
-    made.play(made.open_orders()[:3])  # two batches of each policy, and rows for a third one
+    simulation.play(
+        simulation.open_orders()[:3]
+    )  # two batches of each policy, and rows for a third one
     rounds(dataflow)
-    asked: list[list[int]] = []
-    shard_of = made.open_orders()[0]
+    requested: list[list[int]] = []
+    shard_of = simulation.open_orders()[0]
 
     def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
-        asked.append(list(numbers))
+        requested.append(list(numbers))
         return [
-            ingest_shard(made.run, number, made.config, list(made.policies)) for number in numbers
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
+            for number in numbers
         ]
 
     def steps() -> list[int]:
-        return [len(made.batches(policy)) for policy in POLICIES]
+        return [len(simulation.batches(policy)) for policy in POLICIES]
 
     def a_shard_comes_and_the_trainers_step() -> None:
-        assert (steps(), asked) == ([2, 2], [])
-        made.play([shard_of])
-        assert [made.train(policy) for policy in POLICIES] == [True, True]
+        assert (steps(), requested) == ([2, 2], [])
+        simulation.play([shard_of])
+        assert [simulation.train(policy) for policy in POLICIES] == [True, True]
 
     def a_trainer_uses_up_all_its_batches() -> None:
-        assert (steps(), asked) == ([3, 3], [])
-        assert [made.train("solver") for _ in range(3)] == [True, True, False]
+        assert (steps(), requested) == ([3, 3], [])
+        assert [simulation.train("solver") for _ in range(3)] == [True, True, False]
 
     def the_pause_before_the_next_round() -> None:
         pass
 
-    config = made.config.model_copy(update={"gather_interval_s": 3600.0})
+    config = simulation.config.model_copy(update={"gather_interval_s": 3600.0})
     script = (
         a_shard_comes_and_the_trainers_step,
         a_trainer_uses_up_all_its_batches,
         the_pause_before_the_next_round,
     )
     turns = iter(script)
-    lifetime = ScriptedLifetime(made.run, "dataflow", lambda seconds: next(turns, lambda: True)())
-    serve(lifetime, config, made.policies, 5, ingest)
-    assert (steps()[0], asked) == (4, [[shard_of]])
+    lifetime = ScriptedLifetime(
+        simulation.run, "dataflow", lambda seconds: next(turns, lambda: True)()
+    )
+    serve(lifetime, config, simulation.policies, 5, ingest)
+    assert (steps()[0], requested) == (4, [[shard_of]])
 
 
-def test_the_service_ends_by_itself_when_all_batches_exist(memory_store: ObjectStore) -> None:
-    made = world(memory_store)
-    made.finish(made.dataflow())
-    pulse = service(made, made.run, threading.Event())
-    assert progress_of(pulse.last, DataflowProgress).batches["verifier"] == 4
-    assert progress_of(pulse.last, DataflowProgress).orders == len(made.orders())
+def test_the_service_ends_when_all_batches_exist(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store)
+    simulation.finish(simulation.dataflow())
+    heartbeat_writer = service(simulation, simulation.run, threading.Event())
+    assert progress_of(heartbeat_writer.last, DataflowProgress).batches["verifier"] == 4
+    assert progress_of(heartbeat_writer.last, DataflowProgress).orders == len(simulation.orders())
 
 
 def test_the_service_returns_when_the_run_or_the_service_is_stopped(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store)
-    told = threading.Event()
-    told.set()
-    service(made, made.run, told)
-    runs.request_stop(made.run, Stop("cancelled", "by hand", 0.0))
-    service(made, made.run, threading.Event())
-    assert orders.next_number(made.run) == 0
+    simulation = world(memory_store)
+    called = threading.Event()
+    called.set()
+    service(simulation, simulation.run, called)
+    runs.request_stop(simulation.run, Stop("cancelled", "by hand", 0.0))
+    service(simulation, simulation.run, threading.Event())
+    assert orders.next_number(simulation.run) == 0
 
 
-def test_a_store_that_is_away_is_waited_for(
+def test_an_unreachable_store_is_waited_for(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = world(memory_store)
-    made.finish(made.dataflow())
-    flicker = Flicker(made.run.backend)
+    simulation = world(memory_store)
+    simulation.finish(simulation.dataflow())
+    flicker = OutageBackend(simulation.run.backend)
     flicker.down.set()
     stop = threading.Event()
-    away = replace(made.run, backend=flicker, patience_s=1e-6)
+    unreachable = replace(simulation.run, backend=flicker, patience_s=1e-6)
     with pytest.raises(TransientError):
-        Dataflow(away, made.config, made.policies, 5)
+        Dataflow(unreachable, simulation.config, simulation.policies, 5)
     ends = threading.Timer(0.2, flicker.down.clear)
     ends.start()
-    pulse = service(made, away, stop)
+    heartbeat_writer = service(simulation, unreachable, stop)
     ends.join()
     assert "the store is away" in caplog.text
-    assert pulse.last.note == ""
-    assert progress_of(pulse.last, DataflowProgress).batches["solver"] == 4
+    assert heartbeat_writer.last.note == ""
+    assert progress_of(heartbeat_writer.last, DataflowProgress).batches["solver"] == 4
 
 
-def test_pauses_double_while_the_store_is_away_up_to_their_limit_and_begin_again_when_it_answers(
+def test_pauses_double_during_a_store_outage_and_are_reset_after_it(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store)
-    flicker = Flicker(made.run.backend)
+    simulation = world(memory_store)
+    flicker = OutageBackend(simulation.run.backend)
     flicker.down.set()
-    away = replace(made.run, backend=flicker, patience_s=1e-6)
+    unreachable = replace(simulation.run, backend=flicker, patience_s=1e-6)
 
     def answers_for_a_while(seconds: float) -> bool:
         number = len(lifetime.waits_s)
@@ -461,62 +477,71 @@ def test_pauses_double_while_the_store_is_away_up_to_their_limit_and_begin_again
             flicker.down.set()
         return number == 11
 
-    lifetime = ScriptedLifetime(away, "dataflow", answers_for_a_while)
-    config = made.config.model_copy(update={"poll_interval_s": 0.2, "gather_interval_s": 1e-9})
-    serve(lifetime, config, made.policies, 5)
-    # eight failures, the first round, which writes orders, needs no pause; two rounds without work;
-    # then a failure again
+    lifetime = ScriptedLifetime(unreachable, "dataflow", answers_for_a_while)
+    config = simulation.config.model_copy(
+        update={"poll_interval_s": 0.2, "gather_interval_s": 1e-9}
+    )
+    serve(lifetime, config, simulation.policies, 5)
+    # eight failures; the first round, which writes orders, needs no pause; two rounds without work;
+    # then another failure
     assert lifetime.waits_s == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 0.2, 0.2, 0.5]
     assert lifetime.heartbeat.last.note == "the store does not answer: the store is away"
 
 
-def test_orders_behind_many_unanswered_ones_are_found_in_a_ring(
+def test_orders_after_many_unanswered_ones_are_found_in_turn(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "PROBES_MAX", 2)
-    made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
-    dataflow = made.dataflow()
+    simulation = world(
+        memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES}
+    )
+    dataflow = simulation.dataflow()
     dataflow.round()
-    opened = made.open_orders()
+    opened = simulation.open_orders()
     assert len(opened) >= 5
-    made.play([4])
+    simulation.play([4])
     assert [dataflow._probe_shards() for _ in range(3)] == [[], [], [4]]
-    made.play([0])
-    rest = -(-(len(opened) - 5) // 2)  # the ring goes on behind order 4 and then begins again
-    found = [dataflow._probe_shards() for _ in range(rest + 1)]
-    assert [numbers for numbers in found if numbers] == [[0]]
+    simulation.play([0])
+    rest = -(-(len(opened) - 5) // 2)  # the search continues after order 4 and then wraps around
+    result = [dataflow._probe_shards() for _ in range(rest + 1)]
+    assert [numbers for numbers in result if numbers] == [[0]]
 
 
-def test_a_round_ingests_a_bounded_number_of_shards_and_the_next_one_goes_on_behind_them(
+def test_a_round_ingests_a_limited_number_of_shards_and_the_next_round_continues(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "SHARDS_PER_ROUND_MAX", 2)
-    made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
-    asked: list[list[int]] = []
+    simulation = world(
+        memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES}
+    )
+    requested: list[list[int]] = []
 
     def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
-        asked.append(list(numbers))
+        requested.append(list(numbers))
         return [
-            ingest_shard(made.run, number, made.config, list(made.policies)) for number in numbers
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
+            for number in numbers
         ]
 
-    dataflow = Dataflow(made.run, made.config, made.policies, 5, ingest=ingest)
+    dataflow = Dataflow(simulation.run, simulation.config, simulation.policies, 5, ingest=ingest)
     dataflow.round()
-    made.play(range(5))
+    simulation.play(range(5))
     rounds(dataflow, 3)
-    assert asked == [[0, 1], [2, 3], [4]]
+    assert requested == [[0, 1], [2, 3], [4]]
 
 
-def test_a_round_writes_a_bounded_number_of_orders(
+def test_a_round_writes_a_limited_number_of_orders(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
+    simulation = world(
+        memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES}
+    )
     monkeypatch.setattr(service_module, "ORDERS_PER_ROUND_MAX", 2)
-    dataflow = made.dataflow()
+    dataflow = simulation.dataflow()
     counts = []
     for _ in range(3):
         dataflow.round()
-        counts.append(len(made.orders()))
+        counts.append(len(simulation.orders()))
     assert counts == [2, 4, 6]
 
 
@@ -527,7 +552,7 @@ def _assembly(store: ObjectStore, policy: str = "solver") -> BatchAssembly:
     )
 
 
-def test_a_run_whose_groups_have_no_row_to_train_on_has_a_stall_reason(
+def test_a_run_without_trainable_rows_has_a_stall_reason(
     memory_store: ObjectStore,
 ) -> None:
     assembly = _assembly(memory_store)
@@ -549,10 +574,10 @@ def test_a_run_whose_groups_have_no_row_to_train_on_has_a_stall_reason(
     assert stall_reason([assembly]) == ""
 
 
-def test_when_episodes_fail_the_stall_reason_has_their_number_and_commonest_error_once(
+def test_the_stall_reason_of_failed_episodes_has_their_number_and_the_commonest_error(
     memory_store: ObjectStore,
 ) -> None:
-    """A workflow that raises at once leaves no sequence, and so no group of any policy."""
+    """A workflow that raises immediately gives no sequence, and so no group of any policy."""
     assemblies = [_assembly(memory_store, "solver"), _assembly(memory_store, "verifier")]
     plays = [
         *[episode(error="KeyError: 'answer'", failure_kind=FailureKind.WORKFLOW_BUG)] * 2,

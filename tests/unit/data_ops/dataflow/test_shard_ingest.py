@@ -29,7 +29,7 @@ def ingest(run: ObjectStore, answer: Shard, **changes: object) -> IngestedGroups
     ]
 
 
-def test_a_group_gets_its_advantages_on_the_trained_tokens_only(run: ObjectStore) -> None:
+def test_a_group_has_advantages_on_trained_tokens_only(run: ObjectStore) -> None:
     # rewards 1 and 0: mean 0.5, std with one degree of freedom sqrt(0.5) = 0.70710678
     ingested = ingest(
         run, shard(group(episode(sequence(reward=1.0)), episode(sequence(reward=0.0))))
@@ -42,7 +42,7 @@ def test_a_group_gets_its_advantages_on_the_trained_tokens_only(run: ObjectStore
     assert ingested.rows[0].advantages.dtype == np.float32
 
 
-def test_a_group_with_equal_rewards_is_filtered_by_name_and_still_counts_in_the_rewards(
+def test_a_group_with_equal_rewards_is_filtered_and_counts_in_the_reward_metrics(
     run: ObjectStore,
 ) -> None:
     same = group(episode(), episode())
@@ -56,7 +56,7 @@ def test_a_group_with_equal_rewards_is_filtered_by_name_and_still_counts_in_the_
     assert (ingested.num_groups, ingested.num_groups_kept) == (2, 1)
 
 
-def test_the_rest_of_a_group_with_a_failed_episode_is_kept_unless_the_config_drops_it(
+def test_the_rest_of_a_group_with_a_failed_episode_is_kept_by_default(
     run: ObjectStore,
 ) -> None:
     answer = shard(group(episode(error="ValueError: no"), episode(), episode(reward=0.0)))
@@ -66,11 +66,11 @@ def test_the_rest_of_a_group_with_a_failed_episode_is_kept_unless_the_config_dro
     assert [entry.reason for entry in dropped.entries] == ["partial_group", "partial_group"]
 
 
-def test_a_whole_group_is_kept_also_where_partial_ones_are_not(run: ObjectStore) -> None:
+def test_a_complete_group_is_kept_when_partial_groups_are_dropped(run: ObjectStore) -> None:
     assert len(ingest(run, shard(), keep_partial_groups=False).rows) == 2
 
 
-def test_a_row_without_a_trained_token_is_filtered_but_counts_in_its_groups_mean(
+def test_a_row_without_trained_tokens_is_filtered_and_counts_in_the_group_mean(
     run: ObjectStore,
 ) -> None:
     masked = replace(sequence(reward=0.0), loss_mask=np.zeros(5, dtype=np.bool_))
@@ -79,7 +79,7 @@ def test_a_row_without_a_trained_token_is_filtered_but_counts_in_its_groups_mean
     assert ingested.rows[0].advantages[-1] == pytest.approx(0.5 / (0.7071067811865476 + 1e-5))
 
 
-def test_every_sequence_of_a_policy_is_in_exactly_one_place(run: ObjectStore) -> None:
+def test_each_sequence_of_a_policy_has_exactly_one_fate(run: ObjectStore) -> None:
     answer = shard(
         group(episode(sequence(), error="x"), episode()), group(), group(episode(), episode())
     )
@@ -95,16 +95,16 @@ def test_every_sequence_of_a_policy_is_in_exactly_one_place(run: ObjectStore) ->
     ]
 
 
-def test_a_restart_finds_the_same_rows_again_bit_for_bit(run: ObjectStore) -> None:
+def test_a_restart_gives_the_same_rows_bit_for_bit(run: ObjectStore) -> None:
     answer = shard(group(), group(episode(), episode()))
     kept = ingest(run, answer).rows
-    found = all_rows(shards.read(run, 0), "solver", CONFIG)
-    assert len(found) == 4
+    loaded = all_rows(shards.read(run, 0), "solver", CONFIG)
+    assert len(loaded) == 4
     for row in kept:
-        assert found[row.key].advantages.tobytes() == row.advantages.tobytes()
+        assert loaded[row.key].advantages.tobytes() == row.advantages.tobytes()
 
 
-def test_unreadable_bytes_are_an_answer_that_names_the_key(run: ObjectStore) -> None:
+def test_unreadable_bytes_give_a_result_that_names_the_key(run: ObjectStore) -> None:
     run.create(layout.shard(5), b"torn")
     ingested = ingest_shard(run, 5, CONFIG, ["solver"])
     assert (ingested.shard, ingested.episodes, ingested.num_groups) == (None, (), 0)
@@ -112,6 +112,6 @@ def test_unreadable_bytes_are_an_answer_that_names_the_key(run: ObjectStore) -> 
     assert dict(ingested.policies) == {}
 
 
-def test_a_shard_that_is_not_there_is_an_error(run: ObjectStore) -> None:
+def test_a_missing_shard_raises_an_error(run: ObjectStore) -> None:
     with pytest.raises(NotFoundError):
         ingest_shard(run, 9, CONFIG, ["solver"])

@@ -33,7 +33,7 @@ def publish(run: ObjectStore, policy: str, config: object) -> None:
         ({}, None),
     ],
 )
-def test_the_size_is_that_of_the_text_model(
+def test_the_size_of_a_multimodal_config_is_that_of_its_text_model(
     memory_store: ObjectStore, config: object, size: int | None
 ) -> None:
     publish(memory_store, "solver", config)
@@ -47,7 +47,7 @@ def test_weights_without_a_config_have_no_known_size(memory_store: ObjectStore) 
         read_vocab_size(memory_store, "verifier")
 
 
-def test_a_size_is_read_when_version_0_is_there_and_only_once(memory_store: ObjectStore) -> None:
+def test_a_size_is_read_once_when_version_0_exists(memory_store: ObjectStore) -> None:
     sizes = VocabSizes(memory_store, ["solver"])
     assert dict(sizes.read()) == {}
     publish(memory_store, "solver", {"vocab_size": 84})
@@ -57,7 +57,7 @@ def test_a_size_is_read_when_version_0_is_there_and_only_once(memory_store: Obje
     assert dict(sizes.read()) == {"solver": 84}
 
 
-def test_a_config_that_cannot_be_read_is_logged_and_nothing_is_compared_with_it(
+def test_an_unreadable_config_is_logged_and_disables_the_check(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(memory_store, "solver", [1])
@@ -67,15 +67,17 @@ def test_a_config_that_cannot_be_read_is_logged_and_nothing_is_compared_with_it(
     assert "the vocabulary size of solver is unknown" in caplog.text
 
 
-def test_a_sequence_beyond_the_vocabulary_is_filtered_and_never_reaches_a_batch(
+def test_a_sequence_with_a_token_beyond_the_vocabulary_is_filtered(
     memory_store: ObjectStore,
 ) -> None:
-    made = world(memory_store, {"solver": PolicyData(batch_size=3, steps=1)}, samples_per_prompt=2)
+    simulation = world(
+        memory_store, {"solver": PolicyData(batch_size=3, steps=1)}, samples_per_prompt=2
+    )
     run = memory_store.sub("runs/r")
     for key in run.list("weights"):
         run.delete(key)
     publish(run, "solver", {"vocab_size": 41})
-    dataflow = made.dataflow()
+    dataflow = simulation.dataflow()
     dataflow.round()
     first, second = orders.read(run, 0).prompts
     shards.create(
@@ -83,11 +85,11 @@ def test_a_sequence_beyond_the_vocabulary_is_filtered_and_never_reaches_a_batch(
         shard(
             group(
                 episode(sequence((40, 12), (40, 0, 2), reward=1.0)),
-                episode(sequence((11, 12), (40, 41, 2), reward=0.0)),  # sampled beyond it
+                episode(sequence((11, 12), (40, 41, 2), reward=0.0)),  # a sampled token beyond it
                 prompt_id=first.id,
             ),
             group(
-                episode(sequence((41, 12), (40, 2), reward=1.0)),  # a prompt's token beyond it
+                episode(sequence((41, 12), (40, 2), reward=1.0)),  # a prompt token beyond it
                 episode(sequence((11, 12), (40, 2), reward=0.0)),
                 episode(sequence((11, 12), (39, 2), reward=1.0)),
                 prompt_id=second.id,
@@ -99,7 +101,7 @@ def test_a_sequence_beyond_the_vocabulary_is_filtered_and_never_reaches_a_batch(
     (assembly,) = dataflow._assemblies
     reasons = {entry.key: entry.reason for entry in assembly.ledger.entries}
     assert reasons == {
-        SequenceKey(0, 0, 0, 0): "zero_advantage",  # alone in its group
+        SequenceKey(0, 0, 0, 0): "zero_advantage",  # the only row of its group
         SequenceKey(0, 0, 1, 0): "outside_vocabulary",
         SequenceKey(0, 1, 0, 0): "outside_vocabulary",
     }

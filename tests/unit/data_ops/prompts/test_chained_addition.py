@@ -1,4 +1,4 @@
-"""Problems of chained addition: what they are, and that the splits never meet."""
+"""Problems of chained addition: their content, and disjoint splits."""
 
 import pytest
 
@@ -12,27 +12,27 @@ def test_steps_carry_the_running_value():
 
 
 @pytest.mark.parametrize("text", ["", "7=?", "7+=?", "12+3=?", "7*8=?", "7+0=?", "7+8=15"])
-def test_what_is_no_chained_addition_is_refused(text: str):
+def test_text_other_than_chained_addition_is_refused(text: str):
     with pytest.raises(ValueError, match="not a chained addition"):
         steps(text)
 
 
-def test_a_problem_is_the_same_for_ever():
-    """Held-out sets and orders name problems by number: another generator would silently change
-    every stored run.
+def test_a_problem_is_the_same_in_every_release():
+    """Held-out sets and orders name problems by number: another generator would change every stored
+    run without an error.
     """
-    made = [
+    created = [
         (problem(i, "train", 0).fields["question"], problem(i, "test", 3).fields["question"])
         for i in range(3)
     ]
-    assert made == [
+    assert created == [
         ("1+1-2+4+8=?", "4+1-3+5=?"),
         ("5-3+9-1=?", "9+1-9+2+4=?"),
         ("8-4+4+7+5=?", "4+5+8=?"),
     ]
 
 
-def test_index_split_and_seed_all_name_the_problem():
+def test_index_split_and_seed_determine_the_problem():
     prompt = problem(17, "test", 5)
     assert prompt.id == "chained_addition/test/5/17"
     assert prompt == problem(17, "test", 5)
@@ -62,7 +62,7 @@ def test_train_and_test_share_no_expression():
     assert {split_of(question.removesuffix("=?")) for question in train} == {"train"}
 
 
-def test_an_unknown_split_is_a_sentence():
+def test_an_unknown_split_gives_an_error_of_one_sentence():
     with pytest.raises(
         ConfigError, match=r"split 'dev' of .* does not exist; set prompts\.split to train"
     ):

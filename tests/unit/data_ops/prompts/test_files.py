@@ -95,7 +95,7 @@ def test_an_empty_file_and_a_missing_file_are_named(tmp_path: Path) -> None:
         read_jsonl(FilePrompts(path=str(tmp_path / "absent.jsonl")))
 
 
-def test_a_limit_stops_reading_before_a_broken_line_behind_it(tmp_path: Path) -> None:
+def test_a_limit_stops_reading_before_a_later_broken_line(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}', "oops")
     assert len(read_jsonl(source.model_copy(update={"limit": 1}))) == 1
 
@@ -129,13 +129,13 @@ def test_a_broken_parquet_row_is_named(tmp_path: Path) -> None:
         read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
-def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+def test_a_file_in_another_format_than_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"not parquet")
     with pytest.raises(ConfigError, match=r"a\.parquet cannot be read as Parquet"):
         read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
-def test_without_the_package_datasets_the_message_names_the_installation(
+def test_without_the_package_datasets_the_message_has_the_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)  # makes `import datasets` an ImportError
@@ -144,9 +144,7 @@ def test_without_the_package_datasets_the_message_names_the_installation(
 
 
 class FakeDatasets(ModuleType):
-    """As much of the package `datasets` as is used: one data set, or a hub that cannot be
-    reached.
-    """
+    """The used part of the package `datasets`: one data set, or an unreachable hub."""
 
     def __init__(self, reachable: bool) -> None:
         super().__init__("datasets")
@@ -171,7 +169,7 @@ def test_a_hub_data_set_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> 
     assert (prompt.id, prompt.fields["answer"]) == ("openai/gsm8k/test/0", "2")
 
 
-def test_an_unreachable_hub_is_a_sentence_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_gives_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(reachable=False))
     with pytest.raises(
         ConfigError, match=r"no route to the hub\); check the names and the network"
@@ -210,7 +208,7 @@ UNSTORABLE = {
 
 
 @pytest.mark.parametrize(("line", "words"), UNSTORABLE.values(), ids=UNSTORABLE.keys())
-def test_a_row_that_an_order_could_not_hold_is_named_with_its_line_and_column(
+def test_a_row_that_cannot_be_stored_in_an_order_is_named_with_its_line_and_column(
     tmp_path: Path, line: str, words: str
 ) -> None:
     source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}', line)
@@ -220,13 +218,13 @@ def test_a_row_that_an_order_could_not_hold_is_named_with_its_line_and_column(
     assert f"line 2: {words}" in str(caught.value) or words in str(caught.value).splitlines()[1]
 
 
-def test_a_surrogate_in_the_files_own_bytes_is_named(tmp_path: Path) -> None:
+def test_a_surrogate_in_the_bytes_of_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"question": "1+1", "answer": "\xed\xa0\x80"}\n')
     with pytest.raises(ConfigError, match="line 1: column 'answer' has the lone surrogate U"):
         read_jsonl(FilePrompts(path=str(tmp_path / "a.jsonl")))
 
 
-def test_the_deepest_row_that_is_accepted_can_be_stored_in_an_order_and_in_a_shard(
+def test_a_row_of_the_maximum_depth_can_be_stored_in_an_order_and_in_a_shard(
     tmp_path: Path, memory_store: ObjectStore
 ) -> None:
     deep = json.dumps(
@@ -248,7 +246,7 @@ def test_the_deepest_row_that_is_accepted_can_be_stored_in_an_order_and_in_a_sha
         read_jsonl(write_lines(tmp_path / "a.jsonl", deep.replace('"end"', '["end"]')))
 
 
-def test_a_parquet_row_that_an_order_could_not_hold_is_named(tmp_path: Path) -> None:
+def test_a_parquet_row_that_cannot_be_stored_in_an_order_is_named(tmp_path: Path) -> None:
     rows = [{"question": "1+1", "answer": "2", "w": weight} for weight in (0.5, float("nan"), 1.0)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(
@@ -257,7 +255,7 @@ def test_a_parquet_row_that_an_order_could_not_hold_is_named(tmp_path: Path) -> 
         read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
-def test_a_parquet_row_whose_text_is_no_text_is_named(tmp_path: Path) -> None:
+def test_a_parquet_row_with_invalid_text_is_named(tmp_path: Path) -> None:
     text = (
         pa.array([b"1+1", b"\xff\xfe"], pa.binary()).cast(pa.string(), safe=False).view(pa.string())
     )
@@ -268,7 +266,7 @@ def test_a_parquet_row_whose_text_is_no_text_is_named(tmp_path: Path) -> None:
         read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
-def test_a_hub_row_is_checked_too_and_columns_without_a_json_type_are_left_out(
+def test_a_hub_row_is_validated_and_columns_without_a_json_type_are_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake = FakeDatasets(reachable=True)
@@ -284,7 +282,7 @@ def test_a_hub_row_is_checked_too_and_columns_without_a_json_type_are_left_out(
         read_hub(source)
 
 
-def test_a_file_whose_name_is_no_text_is_refused_because_ids_come_from_it(tmp_path: Path) -> None:
+def test_a_file_name_that_is_invalid_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / os.fsdecode(b"sums\xff.jsonl")
     with pytest.raises(
         ConfigError, match="becomes part of every prompt's id, but it has the lone surrogate U"
@@ -292,13 +290,13 @@ def test_a_file_whose_name_is_no_text_is_refused_because_ids_come_from_it(tmp_pa
         read_jsonl(write_lines(file, '{"question": "1+1", "answer": "2"}'))
 
 
-def test_a_column_that_is_written_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_a_repeated_column_is_refused_with_its_line(tmp_path: Path) -> None:
     lines = ('{"question": "q", "answer": "1"}', '{"question": "q", "answer": "1", "answer": "2"}')
     with pytest.raises(ConfigError, match=r"line 2: column 'answer' is written twice"):
         read_jsonl(write_lines(tmp_path / "a.jsonl", *lines))
 
 
-def test_an_answer_that_is_empty_behind_its_mark_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_an_empty_answer_after_its_mark_is_refused_with_its_line(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", '{"question": "q", "answer": "so #### "}')
     with pytest.raises(ConfigError, match=r"line 1: column 'answer' has nothing after '####'"):
         read_jsonl(FilePrompts(path=str(tmp_path / "a.jsonl"), answer_after="####"))
@@ -309,12 +307,12 @@ def test_an_empty_mark_is_refused() -> None:
         FilePrompts(path="a.jsonl", answer_after="")
 
 
-def test_a_path_that_no_file_can_have_is_not_a_file(tmp_path: Path) -> None:
+def test_an_impossible_path_is_reported_as_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a file"):
         read_jsonl(FilePrompts(path=str(tmp_path / ("x" * 300 + ".jsonl"))))
 
 
-def test_a_broken_columns_name_is_cut_in_the_message(tmp_path: Path) -> None:
+def test_a_long_column_name_is_shortened_in_the_message(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         read_jsonl(
             write_lines(
@@ -325,18 +323,18 @@ def test_a_broken_columns_name_is_cut_in_the_message(tmp_path: Path) -> None:
     assert len(str(refused.value)) < 1000
 
 
-def test_text_with_a_dictionary_encoding_is_read_as_text(tmp_path: Path) -> None:
+def test_dictionary_encoded_text_is_read_as_text(tmp_path: Path) -> None:
     table = pa.table({"question": ["q", "r"], "answer": pa.array(["1", "2"]).dictionary_encode()})
     pq.write_table(table, tmp_path / "a.parquet")
     prompts = read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
     assert [prompt.fields["answer"] for prompt in prompts] == ["1", "2"]
 
 
-def test_a_line_without_end_is_refused_before_the_rest_is_read(
+def test_a_line_of_unlimited_length_is_refused_before_the_rest_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = json.dumps({"question": "1+1=?", "answer": "2"})
-    monkeypatch.setattr(files, "LINE_BYTES_MAX", len(good) + 1)  # its line feed counts
+    monkeypatch.setattr(files, "LINE_BYTES_MAX", len(good) + 1)  # the line feed is included
     assert [prompt.id for prompt in read_jsonl(write_lines(tmp_path / "a.jsonl", good, good))] == [
         "a/0",
         "a/1",

@@ -17,7 +17,7 @@ def ids(prompts: list[Prompt]) -> list[str]:
     return [prompt.id for prompt in prompts]
 
 
-def test_an_epoch_hands_out_every_prompt_once_and_the_next_one_in_another_order() -> None:
+def test_each_epoch_has_every_prompt_once_in_another_order() -> None:
     first, cursor = ten_prompts().take({}, 10)
     second, cursor = ten_prompts().take(cursor, 10)
     everything = sorted(f"p/{index}" for index in range(10))
@@ -26,7 +26,7 @@ def test_an_epoch_hands_out_every_prompt_once_and_the_next_one_in_another_order(
     assert cursor == {"epoch": 1, "position": 10}
 
 
-def test_a_restart_at_any_cursor_goes_on_exactly() -> None:
+def test_a_restart_at_any_cursor_continues_exactly() -> None:
     whole, _ = ten_prompts().take({}, 35)
     for cut in range(35):
         head, cursor = ten_prompts().take({}, cut)
@@ -34,11 +34,11 @@ def test_a_restart_at_any_cursor_goes_on_exactly() -> None:
         assert ids(head + tail) == ids(whole)
 
 
-def test_another_seed_shuffles_otherwise() -> None:
+def test_another_seed_gives_another_order() -> None:
     assert ids(ten_prompts(0).take({}, 10)[0]) != ids(ten_prompts(1).take({}, 10)[0])
 
 
-def test_all_keeps_the_order_of_the_source() -> None:
+def test_the_whole_source_keeps_its_order() -> None:
     assert ids(ten_prompts().all()) == [f"p/{index}" for index in range(10)]
     assert ids(ten_prompts().all(3)) == ["p/0", "p/1", "p/2"]
     assert len(ten_prompts().all(99)) == 10
@@ -52,7 +52,7 @@ def test_a_cursor_of_another_form_is_corrupt(cursor: dict[str, object]) -> None:
         ten_prompts().take(cursor, 1)
 
 
-def test_the_builtin_never_ends_and_its_cursor_is_the_index() -> None:
+def test_the_builtin_source_is_endless_and_its_cursor_is_the_index() -> None:
     stream = BuiltinPrompts(builtin="chained_addition", seed=3).stream()
     first, cursor = stream.take({}, 2)
     second, cursor = stream.take(cursor, 1)
@@ -68,12 +68,12 @@ def test_a_limited_builtin_repeats_in_epochs() -> None:
     assert sorted(ids(prompts[:4])) == sorted(ids(prompts[4:])) == sorted(ids(stream.all()))
 
 
-def test_all_of_an_endless_source_asks_for_a_limit() -> None:
+def test_the_whole_of_an_endless_source_requires_a_limit() -> None:
     with pytest.raises(ConfigError, match=r"set prompts\.limit"):
         BuiltinPrompts(builtin="chained_addition").stream().all()
 
 
-def test_a_file_of_another_kind_is_refused_with_the_two_kinds() -> None:
+def test_an_unknown_file_type_is_refused_with_the_two_supported_types() -> None:
     with pytest.raises(ConfigError, match=r"train\.csv is neither \.jsonl nor \.parquet"):
         FilePrompts(path="train.csv").stream()
 

@@ -34,7 +34,7 @@ COMMANDS = (
 
 @pytest.fixture(autouse=True)
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A home and a store of its own for every call."""
+    """A new home and store for every call."""
     monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "store"))
     return str(tmp_path / "store")
@@ -44,50 +44,50 @@ def _call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_the_command_line_imports_nothing_that_takes_long() -> None:
+def test_the_command_line_imports_no_slow_package() -> None:
     code = (
         "import sys, deployments.cli.app;"
         "print([name for name in ('prefect', 'mlflow', 'torch', 'pyarrow', 'httpx', 'pydantic') if "
         "name in sys.modules])"
     )
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
-    assert said.strip() == "[]"
+    assert result.strip() == "[]"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_an_example_in_its_help(command: str) -> None:
-    said = _call(command, "--help")
-    assert said.exit_code == 0
-    assert f"astraflow {command}" in said.output.split("Example:")[1]
+    result = _call(command, "--help")
+    assert result.exit_code == 0
+    assert f"astraflow {command}" in result.output.split("Example:")[1]
 
 
-def test_a_mistake_in_a_setting_is_named_before_anything_starts(tmp_path: Path) -> None:
-    said = _call("run", "--set", "policies.solver.train.lrr=1e-4")
-    assert said.exit_code == 2
-    assert "policies.solver.train.lrr: unknown key" in said.stderr
-    assert "Traceback" not in said.output
+def test_an_invalid_setting_is_named_before_anything_starts(tmp_path: Path) -> None:
+    result = _call("run", "--set", "policies.solver.train.lrr=1e-4")
+    assert result.exit_code == 2
+    assert "policies.solver.train.lrr: unknown key" in result.stderr
+    assert "Traceback" not in result.output
     assert not (tmp_path / "home").exists()
 
 
-def test_without_a_run_the_commands_say_how_to_start_one() -> None:
-    said = _call("status")
-    assert said.exit_code == 2
-    assert "start one with `astraflow run`" in said.stderr
+def test_without_a_run_commands_show_how_to_start_one() -> None:
+    result = _call("status")
+    assert result.exit_code == 2
+    assert "start one with `astraflow run`" in result.stderr
     assert json.loads(_call("runs", "--json").output) == []
     assert "no runs yet" in _call("runs").output
 
 
-def test_an_unknown_run_is_named_with_its_likely_neighbours(store: str) -> None:
+def test_an_unknown_run_is_named_with_similar_run_ids(store: str) -> None:
     _create_run(store, "tiny-1")
-    said = _call("verify", "tiny-2")
-    assert said.exit_code == 2
-    assert "there is no run 'tiny-2'" in said.stderr
-    assert "tiny-1" in said.stderr
+    result = _call("verify", "tiny-2")
+    assert result.exit_code == 2
+    assert "there is no run 'tiny-2'" in result.stderr
+    assert "tiny-1" in result.stderr
 
 
-def test_a_new_run_is_clean_and_its_json_has_the_documented_fields(store: str) -> None:
+def test_a_new_run_has_no_violations_and_its_json_has_the_documented_fields(store: str) -> None:
     _create_run(store, "tiny-1")
     verdict = json.loads(_call("verify", "--json").output)
     assert (verdict["run_id"], verdict["ok"], verdict["orders"], verdict["violations"]) == (
@@ -103,44 +103,46 @@ def test_a_new_run_is_clean_and_its_json_has_the_documented_fields(store: str) -
     assert [run["run_id"] for run in json.loads(_call("runs", "--json").output)] == ["tiny-1"]
 
 
-def test_damage_is_listed_and_is_exit_code_1(store: str) -> None:
+def test_damage_is_listed_with_exit_code_1(store: str) -> None:
     run = _create_run(store, "tiny-1")
     run.create("orders/00000001.json", b"{}")
-    said = _call("verify", "tiny-1")
-    assert said.exit_code == 1
-    assert "orders/" in said.output
+    result = _call("verify", "tiny-1")
+    assert result.exit_code == 1
+    assert "orders/" in result.output
 
 
-def test_the_report_is_written_where_it_is_asked_for(store: str, tmp_path: Path) -> None:
+def test_the_report_is_written_to_the_given_path(store: str, tmp_path: Path) -> None:
     _create_run(store, "tiny-1")
     page = tmp_path / "page.html"
-    said = _call("report", "--out", str(page))
-    assert said.exit_code == 0
-    assert said.output.strip() == str(page)
+    result = _call("report", "--out", str(page))
+    assert result.exit_code == 0
+    assert result.output.strip() == str(page)
     assert "tiny-1" in page.read_text()
 
 
-def test_a_store_that_cannot_be_written_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_store_gives_an_error_of_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "ftp://nowhere")
-    said = _call("runs")
-    assert said.exit_code == 2
-    assert "unknown scheme 'ftp'" in said.stderr
+    result = _call("runs")
+    assert result.exit_code == 2
+    assert "unknown scheme 'ftp'" in result.stderr
 
 
-def test_deploying_to_a_server_that_is_not_there_is_a_sentence(
+def test_deploying_to_an_unreachable_server_gives_an_error_of_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    said = _call("deploy")
-    assert said.exit_code == 2
-    assert "set PREFECT_API_URL" in said.stderr
+    result = _call("deploy")
+    assert result.exit_code == 2
+    assert "set PREFECT_API_URL" in result.stderr
 
 
-def test_an_address_that_is_none_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_address_gives_an_error_of_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "nonsense")
-    said = _call("deploy")
-    assert said.exit_code == 2
-    assert "PREFECT_API_URL=nonsense is not the address of a server" in said.stderr
+    result = _call("deploy")
+    assert result.exit_code == 2
+    assert "PREFECT_API_URL=nonsense is not the address of a server" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["up", "run"])
@@ -151,18 +153,18 @@ def test_an_address_that_is_none_is_a_sentence(monkeypatch: pytest.MonkeyPatch) 
         ("{tmp}/file/store", "a file is where a folder belongs"),
     ],
 )
-def test_a_store_that_cannot_be_used_is_told_before_anything_starts(
+def test_an_unusable_store_is_reported_before_anything_starts(
     command: str, url: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("ASTRAFLOW_STORE", url.format(tmp=tmp_path))
-    said = _call(command)
-    assert said.exit_code == 2
-    assert words in said.stderr
+    result = _call(command)
+    assert result.exit_code == 2
+    assert words in result.stderr
     assert not (tmp_path / "home" / "stack.json").exists()
 
 
-def test_cancelling_a_run_writes_its_stop_and_a_second_time_says_how_it_stands(store: str) -> None:
+def test_cancelling_a_run_writes_its_stop_and_a_second_cancel_shows_its_state(store: str) -> None:
     run = _create_run(store, "tiny-1")
     assert "astraflow run --run-id tiny-1" in _call("cancel", "tiny-1").output
     stop = stored_runs.read_stop(run)
@@ -175,7 +177,7 @@ def test_cancelling_a_run_writes_its_stop_and_a_second_time_says_how_it_stands(s
     assert _call("cancel", "tiny-9").exit_code == 2
 
 
-def test_a_version_is_tagged_listed_exported_by_its_name_and_let_go_of_its_name(
+def test_a_version_is_tagged_listed_exported_by_its_tag_and_untagged(
     store: str, tmp_path: Path
 ) -> None:
     run = _create_run(store, "tiny-1")
@@ -194,10 +196,10 @@ def test_a_version_is_tagged_listed_exported_by_its_name_and_let_go_of_its_name(
             "export", "tiny-1", "solver", "--version", "best", "--out", str(tmp_path / "m")
         ).output
     )
-    said = _call("export", "tiny-1", "solver", "--version", "worst", "--out", str(tmp_path / "m"))
+    result = _call("export", "tiny-1", "solver", "--version", "worst", "--out", str(tmp_path / "m"))
     assert (
-        said.exit_code,
-        "'worst' is no version of solver and none of its tags; those are best" in said.stderr,
+        result.exit_code,
+        "'worst' is no version of solver and none of its tags; those are best" in result.stderr,
     ) == (2, True)
     assert (
         "tagged best"
@@ -210,23 +212,26 @@ def test_a_version_is_tagged_listed_exported_by_its_name_and_let_go_of_its_name(
     )
 
 
-def test_a_tag_without_a_name_or_a_version_is_told_how_to_be_given(store: str) -> None:
+def test_a_tag_command_with_missing_arguments_shows_its_usage(store: str) -> None:
     _create_run(store, "tiny-1")
     for words in (["solver@1"], ["solver@1", "best", "--remove", "good"]):
-        said = _call("tag", "tiny-1", *words)
-        assert (said.exit_code, "astraflow tag tiny-1 solver@1 NAME" in said.stderr) == (2, True)
+        result = _call("tag", "tiny-1", *words)
+        assert (result.exit_code, "astraflow tag tiny-1 solver@1 NAME" in result.stderr) == (
+            2,
+            True,
+        )
 
 
-def test_gc_says_what_would_go_and_deletes_only_when_it_is_told(store: str) -> None:
+def test_gc_shows_its_plan_and_deletes_only_on_request(store: str) -> None:
     run = _create_run(store, "tiny-1")
     for version in range(4):
         publisher.publish(run, "solver", version, builders.tensors(version))
     run.put(layout.evaluation({"solver": 0, "verifier": 0}), b"")
     wanted = ("gc", "tiny-1", "--last", "1", "--every", "0", "--grace-hours", "0")
-    said = _call(*wanted)
-    assert said.exit_code == 0
-    assert "the base model" in said.output
-    assert "nothing is deleted yet, add --delete\n" in said.output
+    result = _call(*wanted)
+    assert result.exit_code == 0
+    assert "the base model" in result.output
+    assert "nothing is deleted yet, add --delete\n" in result.output
     assert not run.exists(layout.retired("solver", 2))
     misspelt = _call(*wanted, "--keep", "slover@2", "--delete")
     assert misspelt.exit_code == 2
@@ -262,70 +267,70 @@ def test_gc_says_what_would_go_and_deletes_only_when_it_is_told(store: str) -> N
         ("1e30", 0, "1–2    younger than 1e+30 h"),
     ],
 )
-def test_gc_lets_go_of_nothing_for_a_grace_that_is_no_time_or_longer_than_any(
+def test_gc_refuses_a_grace_that_is_invalid_or_too_long(
     store: str, hours: str, code: int, words: str
 ) -> None:
     run = _create_run(store, "tiny-1")
     for version in range(4):
         publisher.publish(run, "solver", version, builders.tensors(version))
-    said = _call(
+    result = _call(
         "gc", "tiny-1", "--last", "1", "--every", "0", f"--grace-hours={hours}", "--delete"
     )
-    assert (said.exit_code, words in said.output) == (code, True)
+    assert (result.exit_code, words in result.output) == (code, True)
     assert [key for key in run.list("weights") if key.endswith(layout.RETIRED)] == []
 
 
-def test_weights_names_a_missing_version_and_lists_the_others(store: str) -> None:
+def test_weights_of_a_missing_version_name_it_and_list_the_others(store: str) -> None:
     run = _create_run(store, "tiny-1")
     for version in range(4):
         publisher.publish(run, "solver", version, builders.tensors(version))
     run.delete("weights/solver/00000001/manifest.json")
-    said = _call("weights", "tiny-1", "solver", "--json")
-    assert [one["version"] for one in json.loads(said.stdout)] == [0, 2, 3]
+    result = _call("weights", "tiny-1", "solver", "--json")
+    assert [item["version"] for item in json.loads(result.stdout)] == [0, 2, 3]
     assert (
-        said.stderr
+        result.stderr
         == "skipped, because it cannot be read: weights/solver/00000001/manifest.json is missing\n"
     )
 
 
-def test_gc_refuses_to_keep_a_version_that_there_is_not(store: str) -> None:
+def test_gc_refuses_to_keep_a_version_that_does_not_exist(store: str) -> None:
     run = _create_run(store, "tiny-1")
-    said = _call("gc", "tiny-1", "--keep", "solver@0")
-    assert said.exit_code == 2
-    assert "there is no solver@0 to keep; solver has no version yet" in said.stderr
+    result = _call("gc", "tiny-1", "--keep", "solver@0")
+    assert result.exit_code == 2
+    assert "there is no solver@0 to keep; solver has no version yet" in result.stderr
     for version in range(4):
         publisher.publish(run, "solver", version, builders.tensors(version))
     wanted = ("gc", "tiny-1", "--last", "1", "--every", "0", "--grace-hours", "0", "--delete")
-    said = _call(*wanted, "--keep", "solver@2", "--keep", "solver@40")
-    assert said.exit_code == 2
-    assert "there is no solver@40 to keep; the newest is solver@3" in said.stderr
+    result = _call(*wanted, "--keep", "solver@2", "--keep", "solver@40")
+    assert result.exit_code == 2
+    assert "there is no solver@40 to keep; the newest is solver@3" in result.stderr
     assert not any(run.exists(layout.retired("solver", version)) for version in range(4))
 
 
 @pytest.mark.parametrize("change", ["--freeze", "--thaw"])
-def test_gc_does_not_freeze_or_thaw_where_it_shall_delete(store: str, change: str) -> None:
+def test_gc_refuses_to_freeze_or_thaw_together_with_deletion(store: str, change: str) -> None:
     run = _create_run(store, "tiny-1")
     retention.freeze(run)
     if change == "--freeze":
         retention.thaw(run)
     before = retention.is_frozen(run)
-    said = _call("gc", "tiny-1", change, "--delete")
-    assert said.exit_code == 2
-    assert f"{change} deletes nothing; repeat the command with --delete alone" in said.stderr
+    result = _call("gc", "tiny-1", change, "--delete")
+    assert result.exit_code == 2
+    assert f"{change} deletes nothing; repeat the command with --delete alone" in result.stderr
     assert retention.is_frozen(run) is before
 
 
-def test_gc_of_a_frozen_run_says_how_to_thaw_it_and_not_how_to_delete(store: str) -> None:
+def test_gc_of_a_frozen_run_shows_how_to_thaw_it(store: str) -> None:
     run = _create_run(store, "tiny-1")
     publisher.publish(run, "solver", 0, builders.tensors())
     assert _call("gc", "tiny-1", "--freeze").exit_code == 0
-    said = _call("gc", "tiny-1")
-    assert said.exit_code == 0
+    result = _call("gc", "tiny-1")
+    assert result.exit_code == 0
     assert (
         "of tiny-1 would be deleted if it were not frozen; `astraflow gc tiny-1 --thaw` removes "
-        "the freeze" in said.output
+        "the freeze" in result.output
     )
-    assert "--delete" not in said.output
+    assert "--delete" not in result.output
     assert _call("gc", "tiny-1", "--thaw").exit_code == 0
     assert "nothing is deleted yet, add --delete\n" in _call("gc", "tiny-1").output
 

@@ -1,5 +1,5 @@
-"""One run whose objects are damaged, hostile or of another release: every command names it and goes
-on with the others.
+"""One run with damaged, hostile or foreign objects: every command names it and continues with the
+others.
 """
 
 import io
@@ -33,34 +33,34 @@ NOT_JSON = b"\x00\xff{"
 
 @cache
 def sound_run() -> dict[str, bytes]:
-    """Key → object of a run that went one step."""
-    made = SmallRun("bad-runs")
+    """Key → object of a run with one step."""
+    small_run = SmallRun("bad-runs")
     for policy in ("solver", "verifier"):
-        made.version(policy, 0)
-        made.batch(policy, 1)
-        made.version(policy, 1)
-    made.order(0)
-    made.shard(0)
-    made.evaluation(0, [1, 0], [1, 1])
-    made.beat("supervisor", "supervisor", 100.0)
-    return {key: made.run.get(key) for key in made.run.list()}
+        small_run.version(policy, 0)
+        small_run.batch(policy, 1)
+        small_run.version(policy, 1)
+    small_run.order(0)
+    small_run.shard(0)
+    small_run.evaluation(0, [1, 0], [1, 1])
+    small_run.beat("supervisor", "supervisor", 100.0)
+    return {key: small_run.run.get(key) for key in small_run.run.list()}
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    """Two sound runs, `good` and, younger, `bad`."""
+    """Two valid runs, `good` and the newer `bad`."""
     monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "store"))
-    found = open_store(str(tmp_path / "store"))
+    result = open_store(str(tmp_path / "store"))
     stands = unseal(RunRecord, sound_run()["run.json"], "run.json")
     for created_s, run_id in ((5.0, "good"), (6.0, "bad")):
         for key, body in sound_run().items():
-            found.put(f"runs/{run_id}/{key}", body)
-        found.put(
+            result.put(f"runs/{run_id}/{key}", body)
+        result.put(
             f"runs/{run_id}/run.json",
             seal(RunRecord(run_id, created_s, stands.deployment, stands.config)),
         )
-    return found
+    return result
 
 
 def call(*arguments: str) -> Result:
@@ -87,17 +87,17 @@ OF_RUN: dict[str, Callable[[ObjectStore], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", OF_RUN.values(), ids=OF_RUN.keys())
-def test_a_run_that_cannot_be_read_is_listed_with_the_reason_and_the_others_are_too(
+def test_an_unreadable_run_is_listed_with_the_reason_beside_the_others(
     store: ObjectStore, damage: Callable[[ObjectStore], bytes]
 ) -> None:
     store.put("runs/bad/run.json", damage(store))
-    said = call("runs")
-    assert said.exit_code == 0, said.stderr
-    assert [line.split()[:2] for line in said.stdout.splitlines()[1:]] == [
+    result = call("runs")
+    assert result.exit_code == 0, result.stderr
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
         ["bad", "unreadable"],
         ["good", "interrupted"],
     ]
-    assert said.stderr.startswith("bad: ")
+    assert result.stderr.startswith("bad: ")
     listed = json.loads(call("runs", "--json").stdout)
     assert [(run["run_id"], run["state"], run["started"]) for run in listed] == [
         ("bad", "unreadable", None),
@@ -107,33 +107,33 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason_and_the_others_are_
 
 
 @pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
-def test_a_run_whose_record_is_no_file_is_listed_with_the_reason_and_the_others_are_too(
+def test_a_run_with_a_folder_as_its_record_is_listed_with_the_reason(
     store: ObjectStore, tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "store" / "runs" / "bad" / "run.json"
     take_place(path, make)
-    said = call("runs")
-    assert [line.split()[:2] for line in said.stdout.splitlines()[1:]] == [
+    result = call("runs")
+    assert [line.split()[:2] for line in result.stdout.splitlines()[1:]] == [
         ["bad", "unreadable"],
         ["good", "interrupted"],
     ]
-    assert f"bad: {path} is " in said.stderr
+    assert f"bad: {path} is " in result.stderr
     assert json.loads(call("status", "--json").stdout)["run_id"] == "good"
 
 
 @pytest.mark.parametrize("command", ["cancel", "gc"])
-def test_whoever_needs_the_end_of_a_run_whose_end_is_damaged_is_told_what_to_do(
+def test_a_damaged_end_of_a_run_gives_an_error_with_a_remedy(
     store: ObjectStore, command: str
 ) -> None:
     store.put("runs/bad/stop.json", b"{")
-    said = call(command, "bad")
-    assert said.exit_code == 1
-    assert said.stderr.startswith("the run's end cannot be read: stop.json is not JSON")
-    assert "; put file:///" in said.stderr
-    assert "/runs/bad/stop.json back from a copy, or delete it to resume the run" in said.stderr
+    result = call(command, "bad")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("the run's end cannot be read: stop.json is not JSON")
+    assert "; put file:///" in result.stderr
+    assert "/runs/bad/stop.json back from a copy, or delete it to resume the run" in result.stderr
 
 
-def test_a_run_whose_end_is_damaged_is_not_started_again_without_a_word(store: ObjectStore) -> None:
+def test_a_run_with_a_damaged_end_is_not_restarted_silently(store: ObjectStore) -> None:
     store.put("runs/bad/stop.json", b"{")
     with pytest.raises(CorruptError, match="or delete it to resume the run"):
         runs.check_restart(store, "bad", None)
@@ -142,27 +142,27 @@ def test_a_run_whose_end_is_damaged_is_not_started_again_without_a_word(store: O
 
 @pytest.mark.parametrize("command", ["status", "report", "weights", "verify", "gc"])
 @pytest.mark.parametrize("damage", OF_RUN.values(), ids=OF_RUN.keys())
-def test_a_command_on_that_run_says_so_in_a_sentence(
+def test_a_command_on_an_unreadable_run_gives_an_error_of_one_sentence(
     store: ObjectStore, damage: Callable[[ObjectStore], bytes], command: str
 ) -> None:
     store.put("runs/bad/run.json", damage(store))
-    said = call(command, "bad")
-    assert said.exit_code in (1, 2)
-    assert "unexpected" not in said.output
-    assert "Traceback" not in said.output
+    result = call(command, "bad")
+    assert result.exit_code in (1, 2)
+    assert "unexpected" not in result.output
+    assert "Traceback" not in result.output
     assert (
-        "run.json" in said.stderr or command == "verify"
-    )  # which judges what its config says, whatever that is
+        "run.json" in result.stderr or command == "verify"
+    )  # it validates the config's content, whatever that is
     assert call(command, "good").exit_code == (
         1 if command == "verify" else 0
-    )  # a small run's books do not balance
+    )  # the ledger of a small run does not balance
 
 
-def test_without_a_name_the_newest_run_that_can_be_read_is_meant(store: ObjectStore) -> None:
+def test_the_default_run_is_the_newest_readable_one(store: ObjectStore) -> None:
     store.put("runs/bad/run.json", b"")
-    said = call("status", "--json")
-    assert json.loads(said.stdout)["run_id"] == "good"
-    assert said.stderr.startswith(
+    result = call("status", "--json")
+    assert json.loads(result.stdout)["run_id"] == "good"
+    assert result.stderr.startswith(
         "the run bad is skipped, because it cannot be read: run.json is not JSON"
     )
 
@@ -203,9 +203,9 @@ def test_a_damaged_part_of_a_run_is_named_and_the_rest_is_shown(
     store: ObjectStore, key: str, body: bytes, words: str
 ) -> None:
     store.put(f"runs/bad/{key}", body)
-    found = json.loads(call("status", "bad", "--json").stdout)
-    assert [problem[: len(words)] for problem in found["problems"]] == [words]
-    assert found["policies"]["solver"]["version"] == 1
+    output = json.loads(call("status", "bad", "--json").stdout)
+    assert [problem[: len(words)] for problem in output["problems"]] == [words]
+    assert output["policies"]["solver"]["version"] == 1
     shown = call("status", "bad")
     assert (shown.exit_code, words in shown.stdout) == (0, True)
     reported = call("report", "bad")
@@ -227,19 +227,19 @@ OF_A_LISTING = {
 
 
 @pytest.mark.parametrize(("key", "make"), strange(OF_A_LISTING))
-def test_a_listed_object_that_is_no_file_is_named_and_the_rest_is_shown(
+def test_a_listed_object_that_is_a_folder_is_named_and_the_rest_is_shown(
     store: ObjectStore, tmp_path: Path, key: str, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "store" / "runs" / "bad" / key
     take_place(path, make)
-    found = json.loads(call("status", "bad", "--json").stdout)
-    ((problem,), where) = found["problems"], str(path)
+    output = json.loads(call("status", "bad", "--json").stdout)
+    ((problem,), where) = output["problems"], str(path)
     assert problem.startswith(OF_A_LISTING[key])
     assert where in problem
-    assert found["policies"]["solver"]["version"] == 1
+    assert output["policies"]["solver"]["version"] == 1
     for command in ("report", "weights"):
-        said = call(command, "bad")
-        assert (said.exit_code, said.stderr.count("Traceback")) == (0, 0), said.stderr
+        result = call(command, "bad")
+        assert (result.exit_code, result.stderr.count("Traceback")) == (0, 0), result.stderr
     assert call("verify", "bad").exit_code == 1
     assert [run["state"] for run in json.loads(call("runs", "--json").stdout)] == [
         "interrupted",
@@ -256,15 +256,15 @@ def test_a_folder_of_a_run_that_is_a_link_or_a_file_is_named_and_the_rest_is_sho
     path = tmp_path / "store" / "runs" / "bad" / folder
     for make in (link, Path.touch):
         take_place(path, make)
-        found = json.loads(call("status", "bad", "--json").stdout)
+        output = json.loads(call("status", "bad", "--json").stdout)
         assert [
-            problem.startswith(f"1 {one} cannot be read: {path} ") for problem in found["problems"]
+            problem.startswith(f"1 {one} cannot be read: {path} ") for problem in output["problems"]
         ] == [True]
-        assert found["policies"]["solver"]["version"] == 1
+        assert output["policies"]["solver"]["version"] == 1
         assert call("report", "bad").exit_code == 0
 
 
-def test_an_object_that_this_user_may_not_read_is_named_and_the_rest_is_shown(
+def test_an_object_without_read_permission_is_named_and_the_rest_is_shown(
     store: ObjectStore, tmp_path: Path
 ) -> None:
     keys = [
@@ -286,32 +286,36 @@ def test_an_object_that_this_user_may_not_read_is_named_and_the_rest_is_shown(
         assert len(problems) == 3
         bad = store.sub("runs/bad")
         verdict = verify(bad, run_terms(bad))
-        assert {one.where for one in verdict.violations if "is denied" in one.what} == set(keys[1:])
+        assert {item.where for item in verdict.violations if "is denied" in item.what} == set(
+            keys[1:]
+        )
 
     as_ordinary_user(tmp_path, work)
 
 
-def test_a_sound_run_has_no_problems(store: ObjectStore) -> None:
+def test_an_undamaged_run_has_no_problems(store: ObjectStore) -> None:
     assert json.loads(call("status", "good", "--json").stdout)["problems"] == []
     assert call("runs").stderr == ""
 
 
-def test_a_damaged_manifest_leaves_the_other_versions(store: ObjectStore) -> None:
+def test_a_damaged_manifest_does_not_hide_the_other_versions(store: ObjectStore) -> None:
     store.put("runs/bad/weights/solver/00000000/manifest.json", b"{")
     store.put("runs/bad/tags/best.json", b"")
-    said = call("weights", "bad", "--json")
-    assert [(one["policy"], one["version"]) for one in json.loads(said.stdout)] == [
+    result = call("weights", "bad", "--json")
+    assert [(item["policy"], item["version"]) for item in json.loads(result.stdout)] == [
         ("solver", 1),
         ("verifier", 0),
         ("verifier", 1),
     ]
     assert (
-        said.stderr.count(
+        result.stderr.count(
             "skipped, because it cannot be read: weights/solver/00000000/manifest.json is not JSON"
         )
         == 1
     )
-    assert said.stderr.count("skipped, because it cannot be read: tags/best.json is not JSON") == 1
+    assert (
+        result.stderr.count("skipped, because it cannot be read: tags/best.json is not JSON") == 1
+    )
     assert call("report", "bad").exit_code == 0
     refused = call("gc", "bad")
     assert (
@@ -324,11 +328,11 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J[/][bold]\u202e\x9b31m<script>alert(1)</script
 
 
 def hostile_run(name: str) -> SmallRun:
-    """A run in which every text that anybody may choose is hostile."""
-    made = SmallRun(name)
-    made.version("solver", 0)
-    made.beat("supervisor", "supervisor", 100.0, state=HOSTILE, note=HOSTILE)
-    made.beat(
+    """A run in which every freely chosen text is hostile."""
+    small_run = SmallRun(name)
+    small_run.version("solver", 0)
+    small_run.beat("supervisor", "supervisor", 100.0, state=HOSTILE, note=HOSTILE)
+    small_run.beat(
         "rollout",
         "rollout-0",
         100.0,
@@ -336,17 +340,17 @@ def hostile_run(name: str) -> SmallRun:
         note=HOSTILE,
         seconds={HOSTILE: 3.0},
     )
-    made.run.put(
+    small_run.run.put(
         "heartbeats/rollout/rollout-1.json", json.dumps({"format": 1, "kind": HOSTILE}).encode()
     )
-    made.evaluation(0, [1.0], [1.0])
-    made.stop("failed", HOSTILE, made.created_s + 9)
-    return made
+    small_run.evaluation(0, [1.0], [1.0])
+    small_run.stop("failed", HOSTILE, small_run.created_s + 9)
+    return small_run
 
 
-def test_no_stored_text_is_a_command_to_the_terminal() -> None:
-    made = hostile_run("hostile-terminal")
-    seen = status(made.store, "tiny-1", made.created_s)
+def test_stored_text_cannot_contain_terminal_commands() -> None:
+    small_run = hostile_run("hostile-terminal")
+    seen = status(small_run.store, "tiny-1", small_run.created_s)
     assert seen.reason == HOSTILE
     written = io.StringIO()
     console = PlainConsole(file=written, width=120, force_terminal=True)
@@ -375,20 +379,20 @@ def test_no_stored_text_is_a_command_to_the_terminal() -> None:
     assert "\x1b" not in line
 
 
-def test_no_stored_text_is_markup_of_the_report() -> None:
+def test_stored_text_cannot_be_markup_of_the_report() -> None:
     page = render_report(hostile_run("hostile-page").run, "tiny-1")
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(page)
 
 
-def test_absurd_measurements_neither_break_the_report_nor_reach_the_json() -> None:
-    made = SmallRun("hostile-numbers")
-    made.version("solver", 0)
+def test_extreme_measurements_neither_break_the_report_nor_appear_in_the_json() -> None:
+    small_run = SmallRun("hostile-numbers")
+    small_run.version("solver", 0)
     for step, value in enumerate(
         (1e308, -1e308, float("nan"), float("inf"), 5e-324, 1e200), start=1
     ):
-        made.batch(
+        small_run.batch(
             "solver",
             step,
             reward__mean=value,
@@ -396,12 +400,12 @@ def test_absurd_measurements_neither_break_the_report_nor_reach_the_json() -> No
             staleness__max=value,
             accuracy__final=value,
         )
-        made.version("solver", step, loss=value, wait_fraction=value, **{"kl/mean": value})
-    seen = json.loads(status(made.store, "tiny-1").model_dump_json())
+        small_run.version("solver", step, loss=value, wait_fraction=value, **{"kl/mean": value})
+    seen = json.loads(status(small_run.store, "tiny-1").model_dump_json())
     solver = seen["policies"]["solver"]
     assert (solver["reward_mean"], solver["accuracy"], solver["staleness_max"]) == (
         None,
         None,
         None,
     )
-    assert "Reward per policy" in render_report(made.run, "tiny-1")
+    assert "Reward per policy" in render_report(small_run.run, "tiny-1")

@@ -22,16 +22,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path / "home")
 
 
-def test_this_machine_can_run_the_tests_and_whatever_is_not_well_says_what_to_do(
+def test_each_problem_on_this_machine_has_a_remedy(
     home: Home,
 ) -> None:
-    found = {check.name: check for check in doctor.examine(home)}
-    assert {found[name].verdict for name in ("python", "packages", "store", "prefect")} == {"ok"}
-    assert found["bf16"].verdict in ("ok", "warn")
-    assert all(check.fix for check in found.values() if check.verdict != "ok")
+    result = {check.name: check for check in doctor.examine(home)}
+    assert {result[name].verdict for name in ("python", "packages", "store", "prefect")} == {"ok"}
+    assert result["bf16"].verdict in ("ok", "warn")
+    assert all(check.fix for check in result.values() if check.verdict != "ok")
 
 
-def test_a_taken_port_is_a_warning(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_gives_a_warning(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
         listener.bind((HOST, 0))
         listener.listen(1)
@@ -39,7 +39,7 @@ def test_a_taken_port_is_a_warning(home: Home, monkeypatch: pytest.MonkeyPatch) 
         assert next(doctor._ports(home)).verdict == "warn"
 
 
-def test_a_prefect_server_that_is_not_there_fails(
+def test_an_unreachable_prefect_server_fails_the_check(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://{HOST}:1/api")
@@ -48,7 +48,7 @@ def test_a_prefect_server_that_is_not_there_fails(
     assert "unset PREFECT_API_URL" in check.fix
 
 
-def test_a_home_that_others_may_read_fails_until_it_is_closed(home: Home) -> None:
+def test_a_home_readable_by_others_fails_the_check_until_it_is_private(home: Home) -> None:
     assert doctor._private(home).verdict == "ok"
     home.create()
     assert doctor._private(home).verdict == "ok"
@@ -59,7 +59,7 @@ def test_a_home_that_others_may_read_fails_until_it_is_closed(home: Home) -> Non
     assert doctor._private(home).finding == f"only you have access to {home.root}"
 
 
-def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
+def test_a_running_stack_without_its_secret_fails_the_check(home: Home) -> None:
     home.create()
     me = Process("prefect-server", os.getpid(), psutil.Process().create_time(), "")
     url = home.store.as_uri()
@@ -81,7 +81,7 @@ def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
     assert doctor._private(home).verdict == "fail"
 
 
-def test_an_address_with_a_credential_fails_and_its_server_is_not_asked(
+def test_an_address_with_a_credential_fails_the_check_without_a_request(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://me:s3cr3t@{HOST}:1/api")
@@ -92,7 +92,7 @@ def test_an_address_with_a_credential_fails_and_its_server_is_not_asked(
 
 
 @pytest.mark.parametrize("url", ["http://[", "\x1b[2J", "http://\u202e/api", "nonsense"])
-def test_an_address_that_is_none_fails_and_is_not_asked(
+def test_an_invalid_address_fails_the_check_without_a_request(
     home: Home, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", url)
@@ -106,7 +106,7 @@ def test_an_address_that_is_none_fails_and_is_not_asked(
     )
 
 
-def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
+def test_an_unwritable_folder_fails_the_check(tmp_path: Path) -> None:
     def work() -> None:
         tmp_path.chmod(0o500)
         assert doctor._disk(Home(tmp_path / "home")).verdict == "fail"
@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
     as_ordinary_user(tmp_path, work)
 
 
-def test_a_missing_store_url_fails_with_the_variable_to_correct(
+def test_a_missing_store_url_fails_the_check_with_the_variable_to_set(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "ftp://nowhere")
@@ -122,7 +122,7 @@ def test_a_missing_store_url_fails_with_the_variable_to_correct(
     assert (check.verdict, check.fix) == ("fail", "correct ASTRAFLOW_STORE or its credentials")
 
 
-def test_a_store_in_a_home_that_does_not_exist_yet_is_not_created(
+def test_the_check_does_not_create_a_store_in_a_missing_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ASTRAFLOW_STORE", raising=False)

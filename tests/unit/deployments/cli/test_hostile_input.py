@@ -1,6 +1,4 @@
-"""Whatever the command line is given, the answer is a sentence and exit code 1 or 2, before
-anything starts.
-"""
+"""Any input to the command line gives one sentence and exit code 1 or 2, before anything starts."""
 
 import os
 import re
@@ -122,7 +120,7 @@ RECIPES = {
 
 @pytest.fixture(autouse=True)
 def closed_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home in which nothing can start: input that were to be accepted ends there."""
+    """A home in which nothing can start: accepted input fails there."""
     (tmp_path / "file").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / "file" / "home"))
@@ -134,9 +132,9 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def is_a_sentence(said: Result) -> bool:
-    """One that says what is wrong; not one of the closed home, which is where good input comes to
-    its end.
+def is_one_sentence(said: Result) -> bool:
+    """Return the error sentence of refused input; fail for the error of the unwritable home, which
+    shows that input was accepted.
     """
     assert said.exit_code in (1, 2), said.output
     assert not re.search(r"unexpected \w*(Error|Exception|Warning|Exit)", said.stderr), said.stderr
@@ -146,20 +144,20 @@ def is_a_sentence(said: Result) -> bool:
     return len(said.stderr.strip()) > 10 and "cannot hold the stack" not in said.stderr
 
 
-def test_the_closed_home_is_where_good_input_ends() -> None:
+def test_valid_input_reaches_the_unwritable_home() -> None:
     Path("recipe.yaml").write_text(BASE)
-    said = call("run", "--recipe", "./recipe.yaml")
-    assert (said.exit_code, is_a_sentence(said)) == (2, False)
+    result = call("run", "--recipe", "./recipe.yaml")
+    assert (result.exit_code, is_one_sentence(result)) == (2, False)
 
 
 @pytest.mark.parametrize("text", RECIPES.values(), ids=RECIPES.keys())
-def test_a_hostile_recipe_is_one_sentence_that_names_it(text: str | bytes) -> None:
+def test_a_hostile_recipe_gives_one_sentence_that_names_it(text: str | bytes) -> None:
     Path("recipe.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    said = call("run", "--recipe", "./recipe.yaml")
-    assert is_a_sentence(said)
-    assert said.exit_code == 2
-    assert "recipe.yaml" in said.stderr or "extends" in str(text)
-    assert len(said.stderr) < 20_000
+    result = call("run", "--recipe", "./recipe.yaml")
+    assert is_one_sentence(result)
+    assert result.exit_code == 2
+    assert "recipe.yaml" in result.stderr or "extends" in str(text)
+    assert len(result.stderr) < 20_000
 
 
 ASSIGNMENTS = (
@@ -212,10 +210,10 @@ ASSIGNMENTS = (
 
 
 @pytest.mark.parametrize("assignment", ASSIGNMENTS, ids=range(len(ASSIGNMENTS)))
-def test_a_hostile_assignment_is_one_sentence(assignment: str) -> None:
-    said = call("run", "--set", assignment)
-    assert is_a_sentence(said)
-    assert len(said.stderr) < 2_000
+def test_a_hostile_assignment_gives_one_sentence(assignment: str) -> None:
+    result = call("run", "--set", assignment)
+    assert is_one_sentence(result)
+    assert len(result.stderr) < 2_000
 
 
 RUN_IDS = (
@@ -239,19 +237,19 @@ RUN_IDS = (
 
 
 @pytest.mark.parametrize("run_id", RUN_IDS, ids=range(len(RUN_IDS)))
-def test_a_run_id_is_judged_before_the_stack_is_started(run_id: str) -> None:
-    said = call("run", f"--run-id={run_id}")
-    assert is_a_sentence(said)
-    assert "cannot be a run id; use up to 100 letters, digits" in said.stderr
-    assert len(said.stderr) < 500
+def test_a_run_id_is_validated_before_the_stack_is_started(run_id: str) -> None:
+    result = call("run", f"--run-id={run_id}")
+    assert is_one_sentence(result)
+    assert "cannot be a run id; use up to 100 letters, digits" in result.stderr
+    assert len(result.stderr) < 500
 
 
 @pytest.mark.parametrize(
     "recipe",
     ["", "\0", "a\0b", "x" * 5000, "/", ".", "..", "\x1b[2J", "\ud800", "/dev/null", "a/" * 5000],
 )
-def test_a_recipe_that_can_be_no_file_is_one_sentence(recipe: str) -> None:
-    assert is_a_sentence(call("run", f"--recipe={recipe}"))
+def test_an_impossible_recipe_path_gives_one_sentence(recipe: str) -> None:
+    assert is_one_sentence(call("run", f"--recipe={recipe}"))
 
 
 def _pipe(name: str) -> str:
@@ -267,22 +265,22 @@ def _pipe(name: str) -> str:
         ("./f.yaml", "a folder"),
     ],
 )
-def test_a_recipe_that_is_no_file_is_called_what_it_is(recipe: str, what: str) -> None:
+def test_a_recipe_path_that_is_no_file_gives_the_kind_of_object(recipe: str, what: str) -> None:
     _pipe("pipe.yaml")
     os.mkdir("f.yaml")
-    said = call("run", f"--recipe={recipe}")
-    assert (said.exit_code, said.stderr) == (
+    result = call("run", f"--recipe={recipe}")
+    assert (result.exit_code, result.stderr) == (
         2,
         f"{recipe} is {what}; name a file with a recipe in it\n",
     )
 
 
 @pytest.mark.parametrize("path", ["pipe.jsonl", "pipe.parquet", "/dev/zero"])
-def test_prompts_that_are_no_file_are_called_what_they_are(path: str, tmp_path: Path) -> None:
+def test_a_prompts_path_that_is_no_file_gives_the_kind_of_object(path: str, tmp_path: Path) -> None:
     for suffix in ("jsonl", "parquet"):
         _pipe(f"pipe.{suffix}")
-    said = call("run", "--set", f"prompts.path={path}")
-    assert said.stderr == (
+    result = call("run", "--set", f"prompts.path={path}")
+    assert result.stderr == (
         f"--set prompts.path: data.prompts.path: {tmp_path / path} is a pipe, a device or a "
         "socket; name a file\n"
     )
@@ -315,61 +313,61 @@ SERVERS = (
     "command", [("deploy",), ("run", "--detach"), ("cancel", "x")], ids=lambda command: command[0]
 )
 @pytest.mark.parametrize("url", SERVERS, ids=range(len(SERVERS)))
-def test_an_address_of_prefect_that_is_none_is_one_sentence(
+def test_an_invalid_prefect_address_gives_one_sentence(
     command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", url)
-    said = call(*command)
-    assert is_a_sentence(said)
-    assert said.exit_code == 2
-    assert said.stderr.startswith("PREFECT_API_URL=")
-    assert said.stderr.endswith(
+    result = call(*command)
+    assert is_one_sentence(result)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("PREFECT_API_URL=")
+    assert result.stderr.endswith(
         "is not the address of a server; write it as http://HOST:4200/api, or unset it\n"
     )
-    assert len(said.stderr) < 300
+    assert len(result.stderr) < 300
 
 
 @pytest.mark.parametrize("name", ["", "x" * 5000, "loop"])
 @pytest.mark.parametrize("command", ["status", "down", "up", "doctor"])
-def test_a_home_that_can_be_no_folder_is_one_sentence(
+def test_an_impossible_home_path_gives_one_sentence(
     command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.setenv("ASTRAFLOW_HOME", name or str(tmp_path / "file"))
-    said = call(command)
-    assert is_a_sentence(said)
-    assert said.exit_code == 2
-    assert said.stderr.startswith("ASTRAFLOW_HOME=")
-    assert "cannot be a folder (" in said.stderr
-    assert said.stderr.endswith("; name a writable one\n")
-    assert len(said.stderr) < 500
+    result = call(command)
+    assert is_one_sentence(result)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("ASTRAFLOW_HOME=")
+    assert "cannot be a folder (" in result.stderr
+    assert result.stderr.endswith("; name a writable one\n")
+    assert len(result.stderr) < 500
 
 
 @pytest.mark.parametrize("deployment", ["\x1b[2J", "x" * 5000, "a\0b/c", "nobody"])
-def test_a_deployment_that_can_be_none_is_one_sentence(deployment: str) -> None:
-    assert is_a_sentence(call("run", deployment))
+def test_an_impossible_deployment_name_gives_one_sentence(deployment: str) -> None:
+    assert is_one_sentence(call("run", deployment))
 
 
 @pytest.mark.parametrize(
     "url", ["file://host/store", "file://[", "://", "s3://", "ftp://x", "s3://a:secret@b"]
 )
 @pytest.mark.parametrize("command", [("runs",), ("status", "x"), ("gc", "x")])
-def test_a_store_that_can_be_none_is_one_sentence(
+def test_an_impossible_store_url_gives_one_sentence(
     command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", url)
-    assert is_a_sentence(call(*command))
+    assert is_one_sentence(call(*command))
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The folder of a store with one run."""
-    made = SmallRun(f"hostile-input-{tmp_path}")
-    made.version("solver", 0)
-    for key in made.run.list():
+    small_run = SmallRun(f"hostile-input-{tmp_path}")
+    small_run.version("solver", 0)
+    for key in small_run.run.list():
         file = tmp_path / "store" / "runs" / "tiny-1" / key
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(made.run.get(key))
+        file.write_bytes(small_run.run.get(key))
     return tmp_path / "store"
 
 
@@ -405,10 +403,10 @@ ON_A_RUN = (
 
 
 @pytest.mark.parametrize("arguments", ON_A_RUN, ids=range(len(ON_A_RUN)))
-def test_a_hostile_argument_of_a_command_on_a_run_is_one_sentence(
+def test_a_hostile_argument_of_a_run_command_gives_one_sentence(
     run: Path, arguments: tuple[str, ...]
 ) -> None:
-    assert is_a_sentence(call(*arguments))
+    assert is_one_sentence(call(*arguments))
 
 
 LONG_NAMES = (
@@ -430,23 +428,23 @@ LONG_NAMES = (
 
 @pytest.mark.parametrize("arguments", LONG_NAMES, ids=range(len(LONG_NAMES)))
 def test_a_name_of_100_000_letters_is_not_repeated(run: Path, arguments: tuple[str, ...]) -> None:
-    said = call(
+    result = call(
         *(
             "x" * 100_000 if argument == "x" else argument.replace("x@", "x" * 100_000 + "@")
             for argument in arguments
         )
     )
-    assert is_a_sentence(said)
-    assert len(said.stderr) < 1_000
-    assert "x" * 50 in said.stderr
+    assert is_one_sentence(result)
+    assert len(result.stderr) < 1_000
+    assert "x" * 50 in result.stderr
 
 
-def test_a_report_for_a_pipe_is_written_where_somebody_reads_it_and_nobody_is_waited_for(
+def test_a_report_is_written_into_a_pipe_only_when_it_has_a_reader(
     run: Path,
 ) -> None:
     pipe = _pipe("pipe")
-    said = call("report", "tiny-1", "--out", pipe)
-    assert (said.exit_code, said.stderr) == (
+    result = call("report", "tiny-1", "--out", pipe)
+    assert (result.exit_code, result.stderr) == (
         2,
         "pipe cannot be written (No such device or address); name a file in a writable folder\n",
     )
@@ -461,33 +459,37 @@ def test_a_report_for_a_pipe_is_written_where_somebody_reads_it_and_nobody_is_wa
 @pytest.mark.parametrize(
     "arguments",
     [("weights", "tiny-1"), ("runs", "--json"), ("status", "tiny-1")],
-    ids=lambda one: one[0],
+    ids=lambda item: item[0],
 )
-def test_a_reader_of_a_pipe_that_has_left_ends_a_command_quietly(
+def test_a_command_ends_quietly_when_the_reader_of_its_pipe_has_gone(
     run: Path, arguments: tuple[str, ...]
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "deployments.cli.app", *arguments]
-    said = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
-    assert (said.returncode, said.stderr) == (1, b"")
+    assert (result.returncode, result.stderr) == (1, b"")
 
 
-@pytest.mark.parametrize("arguments", [("weights", "tiny-1"), ("--help",)], ids=lambda one: one[0])
-def test_an_output_that_is_full_is_one_sentence(run: Path, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("weights", "tiny-1"), ("--help",)], ids=lambda item: item[0]
+)
+def test_a_full_output_device_gives_one_sentence(run: Path, arguments: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "deployments.cli.app", *arguments]
-        said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (said.returncode, said.stderr) == (
+        result = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (result.returncode, result.stderr) == (
         1,
         "the output, or another open file: No space left on device\n",
     )
 
 
-def test_a_full_disk_is_named_with_the_file(run: Path) -> None:
-    said = call("report", "tiny-1", "--out", "/dev/full")
-    assert (said.exit_code, said.stderr) == (
+def test_a_full_disk_is_reported_with_the_file(run: Path) -> None:
+    result = call("report", "tiny-1", "--out", "/dev/full")
+    assert (result.exit_code, result.stderr) == (
         2,
         "/dev/full cannot be written (No space left on device); name a file in a writable folder\n",
     )
@@ -497,34 +499,34 @@ def test_a_full_disk_is_named_with_the_file(run: Path) -> None:
     "locale",
     [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}],
 )
-def test_the_report_is_written_whatever_the_locale_and_what_is_said_has_a_mark_for_each_other_letter(
+def test_the_report_is_written_in_any_locale_and_messages_replace_other_letters(
     run: Path, tmp_path: Path, locale: dict[str, str]
 ) -> None:
     environment = {**os.environ, **locale}
     for arguments in (["report", "tiny-1", "--out", "page.html"], ["weights", "tiny-1"]):
-        said = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "deployments.cli.app", *arguments],
             env=environment,
             capture_output=True,
             cwd=tmp_path,
             check=False,
         )
-        assert (said.returncode, said.stderr) == (0, b"")
+        assert (result.returncode, result.stderr) == (0, b"")
     assert "·" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=60) | st.text("[]{}:,&*!|>-?'\"#%@ \n\tab01.<", max_size=60))
 def test_any_text_is_a_document_or_an_error_that_names_it(text: str) -> None:
-    told = "the text"
+    message = "the text"
     try:
         read(text, "the text")
     except ConfigError as error:
-        told = str(error)
-    assert told.startswith("the text")
+        message = str(error)
+    assert message.startswith("the text")
 
 
-def test_as_many_values_as_are_allowed_are_read_and_one_more_is_not() -> None:
+def test_the_maximum_number_of_values_is_read_and_one_more_is_refused() -> None:
     most = yaml_file.VALUES_MAX
     assert len(read("\n".join(f"k{number}: 1" for number in range(most)), "t").lines) == most
     with pytest.raises(ConfigError, match=f"t, line {most + 1}: more than 10,000 values"):
@@ -533,15 +535,15 @@ def test_as_many_values_as_are_allowed_are_read_and_one_more_is_not() -> None:
 
 @pytest.mark.parametrize("name", ["auth", "stack.json", "stack.lock", "logs/worker-control.log"])
 @pytest.mark.parametrize("command", ["up", "run"])
-def test_a_pipe_in_the_place_of_a_file_of_the_home_is_named_and_not_waited_for(
+def test_a_pipe_in_place_of_a_file_of_the_home_is_named_without_blocking(
     command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
     (home / "logs").mkdir(parents=True)
     os.mkfifo(home / name)
     monkeypatch.setenv("ASTRAFLOW_HOME", str(home))
-    said = call(command)
-    assert (said.exit_code, said.stderr) == (
+    result = call(command)
+    assert (result.exit_code, result.stderr) == (
         2,
         f"{home / name} is not a regular file, and the stack keeps a file there; delete it\n",
     )
@@ -564,13 +566,13 @@ TRACKING = {
 
 @pytest.mark.parametrize("command", [("deploy",), ("run", "--detach"), ("up",)])
 @pytest.mark.parametrize("uri", TRACKING)
-def test_an_address_of_mlflow_that_cannot_be_used_is_refused_before_anything_starts(
+def test_an_unusable_mlflow_address_is_refused_before_anything_starts(
     command: tuple[str, ...], uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    said = call(*command)
+    result = call(*command)
     shown = uri.replace("\x1b", "")
-    assert (said.exit_code, said.stderr) == (
+    assert (result.exit_code, result.stderr) == (
         2,
         f"MLFLOW_TRACKING_URI={shown} is not an address of MLflow ({TRACKING[uri]}); write it as "
         "http://HOST:5000, or unset it to use a local server\n",
@@ -578,13 +580,13 @@ def test_an_address_of_mlflow_that_cannot_be_used_is_refused_before_anything_sta
 
 
 @pytest.mark.parametrize("command", [("deploy",), ("run", "--detach"), ("up",)])
-def test_an_address_of_mlflow_with_a_password_is_refused_before_anything_starts(
+def test_an_mlflow_address_with_a_password_is_refused_before_anything_starts(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@mlflow.example")
-    said = call(*command)
-    assert is_a_sentence(said)
-    assert said.stderr.startswith(
+    result = call(*command)
+    assert is_one_sentence(result)
+    assert result.stderr.startswith(
         "MLFLOW_TRACKING_URI contains a credential beside the address http://mlflow.example, "
     )
 
@@ -604,19 +606,19 @@ USAGE_ERRORS = (
 
 
 @pytest.mark.parametrize("arguments", USAGE_ERRORS, ids=range(len(USAGE_ERRORS)))
-def test_wrong_arguments_are_repeated_without_escape_sequences_credentials_or_end(
+def test_wrong_arguments_are_repeated_short_and_without_escapes_or_credentials(
     arguments: tuple[str, ...],
 ) -> None:
-    said = call(*arguments)
-    assert said.exit_code == 2
-    assert is_a_sentence(said)
-    assert len(said.stderr) < 500
-    assert re.search(r"; see `\S+( run| gc| runs)? --help`\n$", said.stderr)
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert is_one_sentence(result)
+    assert len(result.stderr) < 500
+    assert re.search(r"; see `\S+( run| gc| runs)? --help`\n$", result.stderr)
 
 
-def test_an_address_in_any_error_is_printed_without_its_password() -> None:
-    said = call("run", "a", "see s3://key:secret@bucket, (https://me:secret@host/path)")
-    assert said.stderr == (
+def test_errors_print_addresses_without_passwords() -> None:
+    result = call("run", "a", "see s3://key:secret@bucket, (https://me:secret@host/path)")
+    assert result.stderr == (
         "Got unexpected extra argument(s) (see s3://bucket, (https://host/path)); see "
         "`root run --help`\n"
     )

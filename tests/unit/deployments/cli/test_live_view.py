@@ -98,7 +98,7 @@ def _drawn(view: View) -> list[str]:
     return [" ".join(line.strip("│ ").split()) for line in console.export_text().splitlines()]
 
 
-def test_the_picture_shows_every_number_of_policies_regions_and_evaluations() -> None:
+def test_the_view_shows_all_numbers_of_policies_regions_and_evaluations() -> None:
     lines = _drawn(
         View(
             run_id="tiny-1",
@@ -118,14 +118,14 @@ def test_the_picture_shows_every_number_of_policies_regions_and_evaluations() ->
     assert any(line.endswith("20 of 80 steps") for line in lines)
 
 
-def test_the_pictures_last_line_is_empty_so_that_ctrl_c_is_written_there() -> None:
+def test_the_last_line_of_the_view_is_empty_for_the_echo_of_ctrl_c() -> None:
     assert (
         _drawn(View(run_id="tiny-1", elapsed_s=65.0, flow_state="Running", status=_status()))[-1]
         == ""
     )
 
 
-def test_what_crossed_is_told_in_a_line_for_each_region() -> None:
+def test_replicated_bytes_are_shown_in_one_line_per_region() -> None:
     regions = {
         "us-east": RegionStatus(
             workers=1,
@@ -148,7 +148,7 @@ def test_what_crossed_is_told_in_a_line_for_each_region() -> None:
     ]
 
 
-def test_who_waits_for_which_base_model_is_shown_while_the_run_starts() -> None:
+def test_members_that_wait_for_a_base_model_are_shown_during_the_start() -> None:
     base, both = WaitReason.BASE_MODEL, "waits for the base model of solver, verifier"
     members = [
         _member("trainer-solver", "waiting", base, "waits for the base model of solver"),
@@ -187,13 +187,13 @@ def test_who_waits_for_which_base_model_is_shown_while_the_run_starts() -> None:
     assert live_view.waiting_lines(status.model_copy(update={"state": "running"})) == []
 
 
-def test_before_the_run_exists_the_picture_says_what_it_waits_for() -> None:
+def test_before_the_run_exists_the_view_shows_what_is_waited_for() -> None:
     assert "waiting for the supervisor to begin (Prefect: Pending)" in _drawn(
         View(run_id="tiny-1", elapsed_s=3.0, flow_state="Pending", status=None)
     )
 
 
-def test_building_the_base_models_shows_its_share() -> None:
+def test_the_view_shows_the_progress_of_building_base_models() -> None:
     view = View(
         run_id="tiny-1",
         elapsed_s=3.0,
@@ -206,7 +206,7 @@ def test_building_the_base_models_shows_its_share() -> None:
     assert live_view.line(view) == "[0:03] starting  building the base models 25% skill"
 
 
-def test_a_line_holds_steps_rewards_throughput_and_the_newest_scores() -> None:
+def test_a_line_has_steps_rewards_throughput_and_the_newest_scores() -> None:
     assert live_view.line(
         View(run_id="tiny-1", elapsed_s=65.0, flow_state="Running", status=_status())
     ) == (
@@ -216,7 +216,7 @@ def test_a_line_holds_steps_rewards_throughput_and_the_newest_scores() -> None:
     )
 
 
-def test_a_line_before_the_run_exists_names_prefects_state() -> None:
+def test_a_line_before_the_run_exists_has_the_prefect_state() -> None:
     assert (
         live_view.line(View(run_id="x", elapsed_s=0.0, flow_state="Scheduled", status=None))
         == "[0:00] starting  waiting for the supervisor (Prefect: Scheduled)"
@@ -235,7 +235,7 @@ def test_a_line_before_the_run_exists_names_prefects_state() -> None:
         (Closing(step=ClosingStep.REPORTING, part="", share=0.0), "writing the report"),
     ],
 )
-def test_the_step_after_the_end_is_in_the_line_the_picture_and_the_status(
+def test_the_closing_step_is_in_the_line_the_view_and_the_status(
     closing: Closing, words: str
 ) -> None:
     status = _status("completed").model_copy(update={"closing": closing})
@@ -251,7 +251,7 @@ def test_times_are_written_as_a_clock() -> None:
     assert [live_view.clock(seconds) for seconds in (0.9, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
 
 
-def test_members_in_trouble_are_told_while_the_run_goes_on() -> None:
+def test_members_with_problems_are_shown_during_the_run() -> None:
     members = [
         _member("mirror-eu", "waiting", WaitReason.STORE, "solver is not mirrored: no route"),
         _member("trainer-solver", "waiting", WaitReason.BATCH, "starts from version 0"),

@@ -16,8 +16,8 @@ NOWHERE = "http://127.0.0.1:1/api"
 
 @pytest.fixture(autouse=True)
 def _our_deployments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Prefect server that has what `astraflow deploy` registers."""
-    names = [f"{one.flow}/{one.name}" for one in DEPLOYMENTS]
+    """A Prefect server with the deployments of `astraflow deploy`."""
+    names = [f"{item.flow}/{item.name}" for item in DEPLOYMENTS]
 
     def deployments_of(api_url: str, flow: str) -> list[str]:
         return sorted(name for name in names if name.startswith(f"{flow}/"))
@@ -25,19 +25,19 @@ def _our_deployments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_runs, "deployments_of", deployments_of)
 
 
-def test_an_embedded_recipe_can_be_started_here() -> None:
+def test_an_embedded_recipe_passes_on_this_machine() -> None:
     config = loader.load("multi_policy_tiny")
     preflight.refuse_missing_deployments(NOWHERE, config)
     preflight.refuse_what_this_machine_lacks(config)
 
 
-def test_any_region_can_be_started_with_what_is_registered() -> None:
+def test_any_region_passes_with_the_registered_deployments() -> None:
     mars = {"workers": 1, "mirror": "memory://mars"}
     config = loader.load("multi_policy_tiny", {"rollout.regions.mars": mars})
     preflight.refuse_missing_deployments(NOWHERE, config)
 
 
-def test_a_regions_deployment_that_is_missing_is_named_with_its_key() -> None:
+def test_a_missing_deployment_of_a_region_is_named_with_its_key() -> None:
     config = loader.load("multi_policy_tiny", {"rollout.regions.mars.deployment": "rollout/gpu"})
     with pytest.raises(ConfigError) as caught:
         preflight.refuse_missing_deployments(NOWHERE, config)
@@ -50,7 +50,7 @@ def test_a_regions_deployment_that_is_missing_is_named_with_its_key() -> None:
     preflight.refuse_missing_deployments(NOWHERE, here)
 
 
-def test_a_server_without_our_deployments_is_told_to_register_them(
+def test_a_server_without_deployments_gives_the_command_to_register_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(flow_runs, "deployments_of", lambda api_url, flow: [])
@@ -61,7 +61,7 @@ def test_a_server_without_our_deployments_is_told_to_register_them(
         preflight.refuse_missing_deployments(NOWHERE, loader.load("multi_policy_tiny"))
 
 
-def test_a_package_and_a_device_that_are_not_here_are_told_together(
+def test_a_missing_package_and_a_missing_device_are_reported_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -84,7 +84,7 @@ def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(
     stored = config.model_dump(mode="json")
     del stored["policies"]["solver"]["train"][
         "anchor_every"
-    ]  # as by an earlier version, which had no such setting
+    ]  # as stored by an earlier release without this setting
     run = runs.create_run(memory_store, "mine", stored)
     assert preflight.refuse_restart(memory_store, "mine", config) is None
     cancelled = runs.request_stop(run, Stop("cancelled", "by a person", 5.0))
@@ -99,7 +99,7 @@ def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(
         preflight.refuse_restart(memory_store, "mine", None)
 
 
-def test_a_mirror_that_is_the_runs_own_store_is_refused(memory_store: ObjectStore) -> None:
+def test_a_mirror_in_the_store_of_the_run_is_refused(memory_store: ObjectStore) -> None:
     config = loader.load(
         "multi_policy_tiny", {"rollout.regions.us-east.mirror": memory_store.address}
     )

@@ -35,7 +35,7 @@ def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
     home.create()
     monkeypatch.setattr(
         run_follower, "last_words", lambda followed: "the end"
-    )  # they are Prefect's, which is not there
+    )  # they come from Prefect, which is not running
     return Followed(
         store=open_store(str(tmp_path / "store")),
         run_id="tiny-1",
@@ -53,7 +53,7 @@ def _create(store: ObjectStore) -> ObjectStore:
 
 
 def _script(*acts: FlowRun | Callable[[], FlowRun]) -> Callable[[str, str], FlowRun]:
-    """Prefect's answers, one after the other; the last one stays."""
+    """Prefect's responses in turn; the last one is repeated."""
     left = list(acts)
 
     def read(api_url: str, flow_run_id: str) -> FlowRun:
@@ -94,7 +94,7 @@ def test_a_supervisor_that_dies_before_the_run_exists_is_an_error(followed: Foll
         Follower(followed, _console(False), read_flow=_script(RUNNING, crashed)).follow()
 
 
-def test_a_supervisor_that_hangs_after_the_end_is_waited_for_only_so_long(
+def test_a_supervisor_that_hangs_after_the_end_is_waited_for_up_to_a_limit(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_follower, "FINISH_TIMEOUT_S", 0.0)
@@ -104,20 +104,20 @@ def test_a_supervisor_that_hangs_after_the_end_is_waited_for_only_so_long(
     assert last.state == "failed"
 
 
-def test_ctrl_c_asks_and_leaves_the_run_going(followed: Followed) -> None:
+def test_ctrl_c_asks_and_by_default_the_run_continues(followed: Followed) -> None:
     run = _create(followed.store)
-    asked: list[str] = []
+    requested: list[str] = []
 
     def leave(question: str) -> str:
-        asked.append(question)
+        requested.append(question)
         return ""
 
     assert Follower(followed, _console(True), leave, _script(_interrupt)).follow() is None
-    assert len(asked) == 1
+    assert len(requested) == 1
     assert runs.read_stop(run) is None
 
 
-def test_ctrl_c_and_c_cancels_and_waits_for_the_end(followed: Followed) -> None:
+def test_ctrl_c_and_c_cancel_the_run_and_wait_for_its_end(followed: Followed) -> None:
     run = _create(followed.store)
     last = Follower(
         followed, _console(True), lambda question: "c", _script(_interrupt, RUNNING, COMPLETED)
@@ -129,7 +129,7 @@ def test_ctrl_c_and_c_cancels_and_waits_for_the_end(followed: Followed) -> None:
     assert stop.reason == "cancelled from the command line"
 
 
-def test_a_second_ctrl_c_leaves_the_run_going(followed: Followed) -> None:
+def test_a_second_ctrl_c_does_not_stop_the_run(followed: Followed) -> None:
     run = _create(followed.store)
 
     def impatient(question: str) -> str:
@@ -139,7 +139,7 @@ def test_a_second_ctrl_c_leaves_the_run_going(followed: Followed) -> None:
     assert runs.read_stop(run) is None
 
 
-def test_where_nobody_can_answer_ctrl_c_leaves_the_run_going(followed: Followed) -> None:
+def test_without_a_terminal_ctrl_c_does_not_stop_the_run(followed: Followed) -> None:
     _create(followed.store)
 
     def nobody(question: str) -> str:
@@ -148,7 +148,7 @@ def test_where_nobody_can_answer_ctrl_c_leaves_the_run_going(followed: Followed)
     assert Follower(followed, _console(False), nobody, _script(_interrupt)).follow() is None
 
 
-def test_a_refused_restart_tells_the_supervisors_sentence_and_not_the_old_end(
+def test_a_refused_restart_shows_the_supervisors_message_and_not_the_old_end(
     followed: Followed,
 ) -> None:
     stood = runs.request_stop(_create(followed.store), Stop("completed", "all done", 5.0))
@@ -161,7 +161,7 @@ def test_a_refused_restart_tells_the_supervisors_sentence_and_not_the_old_end(
         ).follow()
 
 
-def test_a_supervisor_that_is_refused_beside_a_living_one_says_why(followed: Followed) -> None:
+def test_a_supervisor_refused_beside_a_running_one_shows_the_reason(followed: Followed) -> None:
     _create(followed.store)
     refused = FlowRun("f", "Failed", True, "run 'tiny-1' exists with another configuration")
     with pytest.raises(
@@ -170,7 +170,7 @@ def test_a_supervisor_that_is_refused_beside_a_living_one_says_why(followed: Fol
         Follower(followed, _console(False), read_flow=_script(RUNNING, refused)).follow()
 
 
-def test_a_run_that_was_stopped_before_has_not_begun_until_its_new_supervisor_lifts_that(
+def test_a_stopped_run_counts_as_starting_until_its_new_supervisor_clears_the_stop(
     followed: Followed,
 ) -> None:
     run = _create(followed.store)
@@ -197,7 +197,7 @@ def _away() -> FlowRun:
     raise ConfigError("the Prefect server does not answer")
 
 
-def test_a_run_whose_supervisor_and_prefect_are_slow_for_a_while_is_followed_to_its_end(
+def test_a_run_is_followed_to_its_end_through_a_slow_supervisor_and_prefect(
     followed: Followed,
 ) -> None:
     run = _create(followed.store)
@@ -213,17 +213,17 @@ def test_a_run_whose_supervisor_and_prefect_are_slow_for_a_while_is_followed_to_
     assert last.state == "completed"
 
 
-def test_a_supervisor_that_still_works_after_the_end_is_waited_for_and_its_steps_are_shown(
+def test_closing_steps_after_the_end_are_shown_and_waited_for(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_follower, "FINISH_TIMEOUT_S", 0.0)
     run = _create(followed.store)
-    pulse = HeartbeatWriter(run, "supervisor", "supervisor", 0, 3600.0)
+    heartbeat_writer = HeartbeatWriter(run, "supervisor", "supervisor", 0, 3600.0)
 
     def records(step: ClosingStep, part: str = "", share: float = 0.0) -> Callable[[], FlowRun]:
         def act() -> FlowRun:
-            closing_steps.record(pulse, step, part, share)
-            pulse._write()
+            closing_steps.record(heartbeat_writer, step, part, share)
+            heartbeat_writer._write()
             return RUNNING
 
         return act
@@ -233,8 +233,8 @@ def test_a_supervisor_that_still_works_after_the_end_is_waited_for_and_its_steps
         return records(ClosingStep.LEAVING, "evaluation")()
 
     def end() -> FlowRun:
-        pulse.update(state=ServiceState.DONE)
-        pulse._write()
+        heartbeat_writer.update(state=ServiceState.DONE)
+        heartbeat_writer._write()
         return COMPLETED
 
     steps = [
@@ -256,7 +256,7 @@ def test_a_supervisor_that_still_works_after_the_end_is_waited_for_and_its_steps
     ]
 
 
-def test_a_run_that_was_left_by_its_whole_stack_is_not_watched_for_ever(
+def test_following_ends_when_the_whole_stack_of_the_run_is_gone(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_follower, "AWAY_LIMIT_S", 0.2)

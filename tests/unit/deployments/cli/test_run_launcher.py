@@ -26,7 +26,7 @@ from tasks.monitoring.status import status
 from tasks.recipes import loader
 
 
-def test_a_run_is_named_after_its_recipe_and_the_moment() -> None:
+def test_a_run_id_consists_of_the_recipe_name_and_the_time() -> None:
     wanted = run_launcher.prepare("astraflow/multi-policy", None, ["steps=3"], None)
     assert re.fullmatch(r"tiny-\d{8}-\d{6}-[0-9a-f]{4}", wanted.run_id)
     assert (wanted.recipe, wanted.overrides) == (None, {"steps": 3})
@@ -39,19 +39,19 @@ def test_a_deployment_may_be_named_without_its_flow() -> None:
     )
 
 
-def test_a_deployment_of_somebody_else_is_not_judged_here() -> None:
+def test_a_foreign_deployment_is_not_validated_locally() -> None:
     wanted = run_launcher.prepare("theirs/special", None, [], None)
     assert wanted.run_id.startswith("special-")
 
 
-def test_a_mistake_in_a_recipe_file_names_file_and_line(tmp_path: Path) -> None:
+def test_an_error_in_a_recipe_file_names_file_and_line(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("extends: multi_policy_tiny\nsteps: many\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml, line 2: steps: must be a whole number"):
         run_launcher.prepare("multi-policy", str(recipe), [], None)
 
 
-def test_an_unknown_deployment_of_ours_is_told_the_known_ones_before_anything_starts() -> None:
+def test_an_unknown_deployment_is_refused_with_a_list_of_deployments() -> None:
     with pytest.raises(
         ConfigError,
         match="there is no deployment nope; name multi-policy, single-policy, nightly, or your own",
@@ -59,7 +59,7 @@ def test_an_unknown_deployment_of_ours_is_told_the_known_ones_before_anything_st
         run_launcher.prepare("nope", None, [], None)
 
 
-def test_a_stack_that_runs_with_another_store_refuses_the_run(
+def test_a_stack_with_another_store_refuses_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = Home(tmp_path / "home")
@@ -81,25 +81,23 @@ def test_a_stack_that_runs_with_another_store_refuses_the_run(
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
-    """The parameters of every flow run that is started, on a server that has what
-    `astraflow deploy` registers.
-    """
-    found: list[Mapping[str, Any]] = []
-    names = [f"{one.flow}/{one.name}" for one in deployments.DEPLOYMENTS]
+    """Parameters of every started flow run, on a server with the deployments of `astraflow deploy`."""
+    results: list[Mapping[str, Any]] = []
+    names = [f"{item.flow}/{item.name}" for item in deployments.DEPLOYMENTS]
 
     def start(
         api_url: str, deployment: str, parameters: Mapping[str, Any], name: str, tags: list[str]
     ) -> FlowRun:
-        found.append(parameters)
+        results.append(parameters)
         return FlowRun(id="f", state="Scheduled", final=False, message="")
 
     monkeypatch.setattr(flow_runs, "start", start)
     monkeypatch.setattr(
         flow_runs,
         "deployments_of",
-        lambda api_url, flow: [one for one in names if one.startswith(f"{flow}/")],
+        lambda api_url, flow: [item for item in names if item.startswith(f"{flow}/")],
     )
-    return found
+    return results
 
 
 def stack_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own_server: bool) -> Home:
@@ -114,7 +112,7 @@ def stack_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own_server: b
 
 
 def write_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The person's folder, from which two prompt files are named."""
+    """The user's folder, from which two prompt files are named."""
     folder.mkdir()
     for name in ("recipes.jsonl", "own.jsonl"):
         (folder / name).write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
@@ -134,7 +132,7 @@ def write_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["prompts.builtin=chained_addition"], None),
     ],
 )
-def test_a_supervisor_in_another_folder_of_this_machine_reads_the_files_that_the_person_named(
+def test_a_supervisor_in_another_folder_reads_the_files_named_by_the_user(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     sent: list[Mapping[str, Any]],
@@ -156,7 +154,7 @@ def test_a_supervisor_in_another_folder_of_this_machine_reads_the_files_that_the
     assert read.rollout.regions["us-east"].mirror == str(tmp_path / "person" / "near")
 
 
-def test_a_supervisor_elsewhere_is_sent_what_the_person_wrote(
+def test_a_remote_supervisor_gets_the_recipe_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: list[Mapping[str, Any]]
 ) -> None:
     write_prompts(tmp_path / "person", monkeypatch)
@@ -174,7 +172,7 @@ def test_a_supervisor_elsewhere_is_sent_what_the_person_wrote(
     assert [each["overrides"] for each in sent] == [{"data.prompts.path": "own.jsonl"}] * 2
 
 
-def test_the_stack_is_said_to_stay_up_only_while_it_does(tmp_path: Path) -> None:
+def test_the_stack_is_reported_as_running_only_while_it_runs(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
     store = open_store(home.store.as_uri())
@@ -192,20 +190,22 @@ def test_the_stack_is_said_to_stay_up_only_while_it_does(tmp_path: Path) -> None
     followed = Followed(
         store=store, run_id="mine", api_url=up.prefect_url, flow_run_id="f", links={}, home=home
     )
-    for ready in (True, False):  # `down` takes the readiness away before it ends the runs
+    for ready in (True, False):  # `down` removes the readiness before it ends the runs
         state.save(home, replace(up, ready=ready))
-        said: list[str] = []
-        run_launcher.summarize(followed, status(store, "mine"), said.append)
-        assert ("the stack stays up for the next run; `astraflow down` stops it" in said) is ready
+        messages: list[str] = []
+        run_launcher.summarize(followed, status(store, "mine"), messages.append)
+        assert (
+            "the stack stays up for the next run; `astraflow down` stops it" in messages
+        ) is ready
 
 
-def test_a_check_that_takes_long_says_every_few_seconds_where_it_is(
+def test_a_slow_check_reports_its_progress_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now_s, said = [0.0], list[str]()
+    now_s, messages = [0.0], list[str]()
     monkeypatch.setattr(run_launcher.time, "monotonic", lambda: now_s[0])
-    tell = run_launcher._progress_printer(said.append)
+    tell = run_launcher._progress_printer(messages.append)
     for second in range(12):
         now_s[0] = float(second)
         tell("shards", second / 12)
-    assert said == ["  verifying shards 42%", "  verifying shards 83%"]
+    assert messages == ["  verifying shards 42%", "  verifying shards 83%"]

@@ -24,7 +24,7 @@ def _verdict(*violations: Violation) -> Verdict:
     )
 
 
-def test_the_json_of_a_verdict_has_the_documented_fields() -> None:
+def test_the_json_of_a_verification_has_the_documented_fields() -> None:
     broken = Violation(Invariant.LINEAGE, "weights/solver/00000002", "a digest differs")
     assert tables.verdict_json(_verdict(broken)) == {
         "ok": False,
@@ -48,7 +48,7 @@ def test_the_json_of_a_verdict_has_the_documented_fields() -> None:
     }
 
 
-def test_a_clean_verdict_is_one_line() -> None:
+def test_a_verification_without_violations_is_one_line() -> None:
     assert tables.verdict_line(_verdict()) == (
         "clean: 12 orders, 11 shards, 1,416 sequences; solver 384 trained, 20 filtered, 5 expired, "
         "7 waiting"
@@ -66,7 +66,7 @@ def test_the_summary_compares_first_and_last_evaluation_of_each_workflow() -> No
     ]
 
 
-def test_a_long_list_of_violations_is_cut_and_says_so() -> None:
+def test_a_long_list_of_violations_is_shortened_with_a_note() -> None:
     many = [
         Violation(Invariant.CONTIGUOUS, f"orders/{number}", "missing")
         for number in range(tables.VIOLATIONS_SHOWN_MAX + 3)
@@ -80,7 +80,7 @@ def test_a_long_list_of_violations_is_cut_and_says_so() -> None:
     "run_id", ["tiny-20261121-023004-b6f1", "a-name-that-somebody-made-up-" + "x" * 70]
 )
 @pytest.mark.parametrize("width", [60, 80])
-def test_a_run_id_is_whole_in_a_narrow_terminal(run_id: str, width: int) -> None:
+def test_a_run_id_is_complete_in_a_narrow_terminal(run_id: str, width: int) -> None:
     versions = {"solver": 80, "verifier": 80}
     run = RunSummary(
         run_id=run_id,

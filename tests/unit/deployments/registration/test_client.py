@@ -1,4 +1,4 @@
-"""Prefect's client and a server that asks for a secret: only what both say to each other."""
+"""Prefect's client and a server that requires a secret: their requests and responses."""
 
 import threading
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def server() -> Iterator[str]:
     listener.server_close()
 
 
-def test_a_client_sends_the_secret_that_the_environment_has_now(
+def test_a_client_sends_the_current_secret_of_the_environment(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", SECRET)
@@ -54,7 +54,7 @@ def test_a_client_sends_the_secret_that_the_environment_has_now(
         assert client.request("GET", "/admin/version").json() == "3.8.8"
 
 
-def test_a_server_that_refuses_is_told_with_the_variables_to_set(
+def test_a_refusal_by_the_server_is_reported_with_the_variables_to_set(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "astraflow:wrong")
@@ -63,7 +63,7 @@ def test_a_server_that_refuses_is_told_with_the_variables_to_set(
         client.read_work_pools()
 
 
-def test_a_block_that_is_not_shown_is_told_with_the_variables_to_set(
+def test_a_refused_block_is_reported_with_the_variables_to_set(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "astraflow:wrong")
@@ -74,14 +74,14 @@ def test_a_block_that_is_not_shown_is_told_with_the_variables_to_set(
         store_credentials.load("keys", server)
 
 
-def test_without_the_variable_prefects_own_setting_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_the_prefect_setting_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
     with (
         temporary_settings({PREFECT_API_AUTH_STRING: SECRET}),
         temporary_settings(settings_for("http://h/api")),
     ):
-        found = get_current_settings().api
-        assert (found.url, found.auth_string and found.auth_string.get_secret_value()) == (
+        result = get_current_settings().api
+        assert (result.url, result.auth_string and result.auth_string.get_secret_value()) == (
             "http://h/api",
             SECRET,
         )

@@ -20,14 +20,14 @@ from tasks.recipes import loader
 from tasks.supervision.members import members_of
 
 
-def test_every_deployment_stands_on_a_pool_that_has_a_worker() -> None:
-    assert {one.pool for one in DEPLOYMENTS} == {pool.name for pool in POOLS}
-    assert max(Counter((one.flow, one.name) for one in DEPLOYMENTS).values()) == 1
+def test_each_deployment_has_a_pool_with_a_worker() -> None:
+    assert {item.pool for item in DEPLOYMENTS} == {pool.name for pool in POOLS}
+    assert max(Counter((item.flow, item.name) for item in DEPLOYMENTS).values()) == 1
 
 
 @pytest.mark.parametrize("recipe", ["multi_policy_tiny", "single_policy_tiny"])
-def test_every_member_of_an_embedded_run_can_be_launched_in_any_region(recipe: str) -> None:
-    names = {f"{one.flow}/{one.name}" for one in DEPLOYMENTS}
+def test_each_member_of_an_embedded_run_can_be_launched_in_any_region(recipe: str) -> None:
+    names = {f"{item.flow}/{item.name}" for item in DEPLOYMENTS}
     config = loader.load(
         recipe, {"rollout.regions.mars": {"workers": 1, "mirror": "memory://mars"}}
     )
@@ -35,7 +35,7 @@ def test_every_member_of_an_embedded_run_can_be_launched_in_any_region(recipe: s
 
 
 def test_no_module_has_the_name_of_a_region() -> None:
-    """Docstrings may have one as an example; `us-east-1` is a region of AWS, and none of ours."""
+    """Docstrings may use one as an example; `us-east-1` is a region of AWS and not of this project."""
     recipes = (PROJECT / "recipes").glob("*.yaml")
     regions = {
         name
@@ -60,7 +60,7 @@ def test_no_module_has_the_name_of_a_region() -> None:
 
 
 def _literals(module: Path) -> Iterator[str]:
-    """The string literals of a module, but for docstrings."""
+    """The string literals of a module without its docstrings."""
     tree = ast.parse(module.read_text())
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
@@ -72,27 +72,27 @@ def _literals(module: Path) -> Iterator[str]:
             yield node.value
 
 
-def test_every_flow_file_can_be_deployed_and_takes_what_its_deployment_gives() -> None:
+def test_each_flow_file_can_be_deployed_and_accepts_its_deployments_parameters() -> None:
     deployments.import_flows()
-    for one in DEPLOYMENTS:
-        known = parameter_schema(deployments._flow(one)).model_dump_for_openapi()["properties"]
-        assert set(one.parameters) <= set(known)
+    for item in DEPLOYMENTS:
+        known = parameter_schema(deployments._flow(item)).model_dump_for_openapi()["properties"]
+        assert set(item.parameters) <= set(known)
 
 
-def test_the_nightly_run_waits_to_be_switched_on() -> None:
-    nightly = next(one for one in DEPLOYMENTS if one.name == "nightly")
+def test_the_nightly_run_is_registered_inactive() -> None:
+    nightly = next(item for item in DEPLOYMENTS if item.name == "nightly")
     assert (nightly.cron, nightly.cron_active) == ("0 2 * * *", False)
 
 
-def test_the_nightly_gc_waits_to_be_switched_on_and_then_only_looks() -> None:
-    gc = next(one for one in DEPLOYMENTS if (one.flow, one.name) == ("gc", "nightly"))
+def test_the_nightly_gc_is_registered_inactive_as_a_dry_run() -> None:
+    gc = next(item for item in DEPLOYMENTS if (item.flow, item.name) == ("gc", "nightly"))
     assert (gc.pool, gc.cron, gc.cron_active) == ("control", "0 4 * * *", False)
     assert deployments.form(deployments._flow(gc))["properties"]["apply"]["default"] is False
 
 
 class StandingServer:
-    """A Prefect client of a server where a person has changed a deployment and switched its
-    schedule on.
+    """A Prefect client of a server on which a user has changed a deployment and activated its
+    schedule.
     """
 
     def __init__(self, parameters: dict[str, object]) -> None:
@@ -111,15 +111,15 @@ class StandingServer:
         self.created = given
 
 
-def test_a_scheduled_deployment_keeps_what_a_person_set_as_far_as_the_flow_still_takes_it() -> None:
-    gc = next(one for one in DEPLOYMENTS if one.flow == "gc")
+def test_a_scheduled_deployment_keeps_user_settings_that_the_flow_still_accepts() -> None:
+    gc = next(item for item in DEPLOYMENTS if item.flow == "gc")
     server = StandingServer({"apply": True, "last": 3, "of_an_older_release": 1})
     deployments._create(server, gc, deployments._flow(gc), "/project")
     assert server.created["parameters"] == {"apply": True, "last": 3}
     assert [schedule.active for schedule in server.created["schedules"]] == [True]
 
 
-def test_a_deployment_without_a_schedule_is_registered_as_the_code_says() -> None:
+def test_a_deployment_without_a_schedule_is_registered_as_in_the_code() -> None:
     server = StandingServer({"recipe": "another"})
     deployments._create(server, DEPLOYMENTS[0], deployments._flow(DEPLOYMENTS[0]), "/project")
     assert (server.created["parameters"], server.created["schedules"]) == (
@@ -149,7 +149,7 @@ def test_a_broken_flow_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         deployments.import_flows([broken])
 
 
-def test_the_digest_changes_with_a_flow_file_and_with_nothing_beside(tmp_path: Path) -> None:
+def test_the_digest_changes_only_with_a_flow_file(tmp_path: Path) -> None:
     (tmp_path / "flows").mkdir()
     flow = tmp_path / "flows" / "run_x.py"
     flow.write_text("one")

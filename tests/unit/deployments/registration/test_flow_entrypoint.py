@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 
-def test_only_the_owner_may_read_what_a_flow_run_prints(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_output_of_a_flow_run(tmp_path: Path) -> None:
     log = tmp_path / "flows" / "id.log"
     code = (
         "import os, pathlib; os.umask(0); from deployments.registration import flow_entrypoint; "

@@ -1,4 +1,4 @@
-"""Cancelling flow runs: as long as one after the other ends, the rest is waited for."""
+"""Cancelling flow runs: the rest is waited for while flow runs end one after the other."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from deployments.registration import flow_runs
 
 
 class Server:
-    """Flow runs that end one by one, one at each look and every look `look_s` after the last."""
+    """Flow runs that end one by one, one at every poll; polls are `look_s` apart."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, count: int, look_s: float, ends: bool = True
@@ -41,7 +41,7 @@ class Server:
         self.set[flow_run_id] = state.name  # type: ignore[attr-defined]  # a state of Prefect's
 
 
-def test_flow_runs_that_end_slowly_one_after_the_other_are_all_waited_for(
+def test_slow_flow_runs_are_all_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Server(monkeypatch, count=5, look_s=40.0)
@@ -52,7 +52,7 @@ def test_flow_runs_that_end_slowly_one_after_the_other_are_all_waited_for(
     assert server.now_s == 6 * 40.0, "more than five times the limit for one"
 
 
-def test_flow_runs_that_do_not_end_are_left_after_the_limit(
+def test_flow_runs_that_do_not_end_are_given_up_after_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Server(monkeypatch, count=2, look_s=10.0, ends=False)
@@ -62,7 +62,7 @@ def test_flow_runs_that_do_not_end_are_left_after_the_limit(
     assert server.now_s == 60.0
 
 
-def test_a_flow_run_that_never_ran_is_declared_cancelled_after_the_limit(
+def test_a_flow_run_that_never_started_is_marked_cancelled_after_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = Server(monkeypatch, count=2, look_s=10.0, ends=False)

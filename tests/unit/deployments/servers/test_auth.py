@@ -19,7 +19,7 @@ def home(tmp_path: Path) -> Home:
     return made
 
 
-def test_each_home_has_a_secret_of_its_own_that_stays(home: Home, tmp_path: Path) -> None:
+def test_each_home_has_its_own_permanent_secret(home: Home, tmp_path: Path) -> None:
     made = auth.create(home)
     assert auth.create(home) == made == auth.read(home)
     other = Home(tmp_path / "other")
@@ -34,14 +34,14 @@ def test_only_the_owner_may_read_the_secret(home: Home) -> None:
     assert stat.S_IMODE(home.auth.stat().st_mode) == 0o600
 
 
-def test_no_secret_is_written_through_a_link(home: Home, tmp_path: Path) -> None:
+def test_a_secret_is_not_written_through_a_symbolic_link(home: Home, tmp_path: Path) -> None:
     home.auth.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=f"{home.auth} is a link to a missing file; delete it"):
         auth.create(home)
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_secret_that_another_user_made_is_refused(
+def test_a_secret_file_of_another_user_is_refused(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auth.create(home)
@@ -57,7 +57,7 @@ def test_a_home_without_a_secret_has_none(home: Home) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"astraflow:", b"somebody:else", b"no colon", b"\xff"])
-def test_a_damaged_secret_is_told_with_what_to_do(home: Home, body: bytes) -> None:
+def test_a_damaged_secret_is_reported_with_a_remedy(home: Home, body: bytes) -> None:
     home.auth.write_bytes(body)
     with pytest.raises(
         ConfigError, match=f"{home.auth} .*run `astraflow down`, then `astraflow up`"
@@ -71,7 +71,7 @@ def test_the_header_is_that_of_basic_authentication() -> None:
     assert auth.basic(SECRET) == f"Basic {base64.b64encode(SECRET.encode()).decode()}"
 
 
-def test_an_address_holds_a_ticket_for_a_day_and_not_the_secret() -> None:
+def test_an_address_contains_a_ticket_for_a_day_and_not_the_secret() -> None:
     now_s = 1_700_000_000.0
     address = auth.page("http://127.0.0.1:4200", SECRET, "/runs/flow-run/1", now_s)
     base, _, rest = address.partition("#")
@@ -84,7 +84,7 @@ def test_an_address_holds_a_ticket_for_a_day_and_not_the_secret() -> None:
     assert not auth.is_valid(ticket, SECRET, now_s + 25 * 3600)
 
 
-def test_a_ticket_of_another_secret_or_with_a_later_end_is_not_valid() -> None:
+def test_a_ticket_of_another_secret_or_with_a_changed_expiry_is_invalid() -> None:
     now_s = 1_700_000_000.0
     ticket = auth.page("", SECRET, "", now_s).partition("#")[2]
     hour, _, mac = ticket.partition(".")
@@ -94,19 +94,19 @@ def test_a_ticket_of_another_secret_or_with_a_later_end_is_not_valid() -> None:
         assert not auth.is_valid(made_up, SECRET, now_s)
 
 
-def test_a_digest_tells_secrets_apart_and_holds_none() -> None:
+def test_digests_of_secrets_differ_and_contain_no_secret() -> None:
     assert auth.digest(SECRET) != auth.digest("astraflow:another")
     assert "0123456789" not in auth.digest(SECRET)
 
 
-def test_a_cookie_of_one_stack_has_not_the_name_or_value_of_another_and_is_not_the_secret() -> None:
+def test_the_cookies_of_two_stacks_differ_and_contain_no_secret() -> None:
     (name, value), (other_name, other_value) = auth.cookie(SECRET), auth.cookie("astraflow:another")
     assert name != other_name
     assert value != other_value
     assert "0123456789" not in name + value
 
 
-def test_a_pipe_in_the_place_of_the_secret_is_refused_at_once(home: Home) -> None:
+def test_a_pipe_in_place_of_the_secret_is_refused_without_blocking(home: Home) -> None:
     os.mkfifo(home.auth)
     with pytest.raises(ConfigError, match=f"{home.auth} is not a regular file"):
         auth.create(home)

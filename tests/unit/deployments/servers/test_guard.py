@@ -1,4 +1,4 @@
-"""The guard before an application that notes what reaches it."""
+"""The guard in front of an application that records the requests that reach it."""
 
 import asyncio
 from collections.abc import MutableMapping
@@ -42,13 +42,13 @@ def application() -> Application:
 
 @pytest.fixture
 def mlflow(application: Application) -> Guard:
-    """The guard of an application that asks for no secret."""
+    """The guard of an application without authentication."""
     return Guard(application, SECRET, authenticates=False, clock=lambda: NOW_S)
 
 
 @pytest.fixture
 def prefect(application: Application) -> Guard:
-    """The guard of an application that asks for the secret by itself."""
+    """The guard of an application with its own authentication."""
     return Guard(application, SECRET, authenticates=True, clock=lambda: NOW_S)
 
 
@@ -83,17 +83,19 @@ def test_a_request_without_the_secret_does_not_reach_mlflow(
 @pytest.mark.parametrize(
     "headers", [{"authorization": BASIC}, {"cookie": COOKIE}, {"cookie": f"a=b; {COOKIE}; c=d"}]
 )
-def test_the_secret_or_the_cookie_opens_mlflow(mlflow: Guard, headers: dict[str, str]) -> None:
+def test_the_secret_or_the_cookie_gives_access_to_mlflow(
+    mlflow: Guard, headers: dict[str, str]
+) -> None:
     answer = ask(mlflow, "/api/2.0/mlflow/experiments/search", "POST", **headers)
     assert (answer.status_code, answer.text) == (200, "reached")
 
 
-def test_whether_the_server_is_healthy_is_no_secret(mlflow: Guard) -> None:
+def test_the_health_check_needs_no_secret(mlflow: Guard) -> None:
     assert ask(mlflow, "/health").text == "reached"
     assert ask(mlflow, "/health/").status_code == 401
 
 
-def test_prefects_own_check_decides_over_requests_without_the_secret(prefect: Guard) -> None:
+def test_prefects_own_check_handles_requests_without_the_secret(prefect: Guard) -> None:
     assert ask(prefect, "/api/flows/filter", "POST").text == "reached"
 
 
@@ -130,7 +132,7 @@ def test_a_foreign_host_is_refused_even_with_the_secret(
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:5000", "localhost:5000", "LOCALHOST:5000", "localhost"]
 )
-def test_both_names_of_this_machine_are_answered(mlflow: Guard, host: str) -> None:
+def test_both_names_of_this_machine_are_accepted_as_host(mlflow: Guard, host: str) -> None:
     assert ask(mlflow, host=host, authorization=BASIC).text == "reached"
 
 
@@ -163,7 +165,7 @@ def test_a_page_of_another_origin_is_refused_even_with_the_secret(
 
 
 @pytest.mark.parametrize("origin", ["http://127.0.0.1:5000", "http://localhost:5000"])
-def test_the_servers_own_pages_are_answered(mlflow: Guard, origin: str) -> None:
+def test_pages_of_the_same_origin_are_accepted(mlflow: Guard, origin: str) -> None:
     assert ask(mlflow, "/", "POST", origin=origin, cookie=COOKIE).text == "reached"
 
 
@@ -180,7 +182,7 @@ def test_a_request_with_two_hosts_is_refused(mlflow: Guard, application: Applica
     assert application.reached == []
 
 
-def test_a_websocket_from_another_origin_is_closed_and_one_of_ours_is_passed_on(
+def test_a_websocket_from_another_origin_is_closed_and_one_of_the_same_origin_is_passed_on(
     prefect: Guard, application: Application
 ) -> None:
     scope = {
@@ -203,12 +205,14 @@ def test_a_websocket_without_the_secret_does_not_reach_mlflow(
     assert application.reached == []
 
 
-def test_the_application_is_told_of_its_start(mlflow: Guard, application: Application) -> None:
+def test_the_startup_event_is_passed_to_the_application(
+    mlflow: Guard, application: Application
+) -> None:
     _sent(mlflow, {"type": "lifespan"})
     assert application.reached == ["lifespan"]
 
 
-def test_the_page_that_logs_in_holds_no_secret_and_runs_only_its_own_script(
+def test_the_login_page_contains_no_secret_and_runs_only_its_own_script(
     prefect: Guard, application: Application
 ) -> None:
     page = ask(prefect, "/open")
@@ -221,7 +225,7 @@ def test_the_page_that_logs_in_holds_no_secret_and_runs_only_its_own_script(
     assert application.reached == []
 
 
-def test_a_ticket_gets_prefects_page_the_secret_and_mlflows_page_a_cookie_only(
+def test_a_ticket_gives_the_secret_to_prefects_page_and_only_a_cookie_to_mlflows(
     prefect: Guard, mlflow: Guard
 ) -> None:
     told = ask(prefect, "/open", "POST", authorization=f"Ticket {TICKET}")
@@ -239,7 +243,7 @@ def test_a_ticket_gets_prefects_page_the_secret_and_mlflows_page_a_cookie_only(
     "authorization",
     ["", "Ticket", "Ticket x", f"Ticket {TICKET}x", f"Bearer {TICKET}", f"Ticket {TICKET} "],
 )
-def test_without_a_valid_ticket_the_page_is_told_how_to_get_one(
+def test_without_a_valid_ticket_the_response_explains_how_to_get_one(
     prefect: Guard, authorization: str
 ) -> None:
     refused = ask(prefect, "/open", "POST", authorization=authorization)
@@ -251,12 +255,12 @@ def test_without_a_valid_ticket_the_page_is_told_how_to_get_one(
     assert "set-cookie" not in refused.headers
 
 
-def test_a_ticket_that_has_ended_is_refused(application: Application) -> None:
+def test_an_expired_ticket_is_refused(application: Application) -> None:
     later = Guard(application, SECRET, authenticates=True, clock=lambda: NOW_S + 26 * 3600)
     assert ask(later, "/open", "POST", authorization=f"Ticket {TICKET}").status_code == 401
 
 
-def test_pages_of_the_application_may_send_nothing_to_other_hosts_and_keep_their_headers(
+def test_application_pages_may_not_send_to_other_hosts_and_keep_their_headers(
     mlflow: Guard,
 ) -> None:
     answer = ask(mlflow, authorization=BASIC)

@@ -1,5 +1,4 @@
-"""The page that logs a browser in: its own script, run by node against the guard behind a real HTTP
-server.
+"""The login page: its own script, run by node against the guard behind a real HTTP server.
 
 node stands in for the browser: it has the same URL, fetch and Promise. What a page has besides, an
 address, a history, a storage and a body, is written down below and reports what the script did with
@@ -55,22 +54,20 @@ new Function("location", "history", "localStorage", "document", "fetch", script)
 
 
 class _Served(uvicorn.Server):
-    """A server in a thread, which leaves the process's signals alone."""
+    """A server in a thread, which does not change the signal handlers of the process."""
 
     def install_signal_handlers(self) -> None: ...
 
 
 @pytest.fixture(scope="module")
 def clock() -> list[float]:
-    """What the server takes for the time; a test may change it."""
+    """The server's clock; a test can change it."""
     return [time.time()]
 
 
 @pytest.fixture(scope="module")
 def prefect(clock: list[float]) -> Iterator[str]:
-    """The address of the guard of an application that reads the secret from the browser's
-    storage.
-    """
+    """The address of the guard of an application that reads the secret from the browser's storage."""
     guard = Guard(Application(), SECRET, authenticates=True, clock=lambda: clock[0])
     server = _Served(
         uvicorn.Config(guard, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
@@ -85,7 +82,7 @@ def prefect(clock: list[float]) -> Iterator[str]:
 
 
 def opened(address: str, broken: str = "") -> dict[str, Any]:
-    """What the page's script did in a browser that opened this address."""
+    """The effects of the page's script in a browser that opened this address."""
     if NODE is None:
         pytest.skip("node is not installed")
     page = ask(Guard(Application(), SECRET, authenticates=True), "/open")
@@ -94,11 +91,11 @@ def opened(address: str, broken: str = "") -> dict[str, Any]:
     command = [NODE, "-e", BROWSER, "--", address, script[1], broken]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, Any] = json.loads(ended.stdout)
-    return found
+    output: dict[str, Any] = json.loads(ended.stdout)
+    return output
 
 
-def test_the_page_trades_its_ticket_and_goes_on_without_it(prefect: str) -> None:
+def test_the_page_exchanges_its_ticket_and_redirects_without_it(prefect: str) -> None:
     address = auth.page(prefect, SECRET, "/runs/flow-run/1?tab=logs#end")
     ticket = address.partition("#")[2].partition("/")[0]
     did = opened(address)
@@ -118,9 +115,7 @@ def test_the_page_trades_its_ticket_and_goes_on_without_it(prefect: str) -> None
     assert did["shown"] is None
 
 
-def test_a_ticket_is_good_for_a_day_however_often_and_not_after_it(
-    prefect: str, clock: list[float]
-) -> None:
+def test_a_ticket_can_be_used_repeatedly_for_one_day(prefect: str, clock: list[float]) -> None:
     address = auth.page(prefect, SECRET)
     began = clock[0]
     try:
@@ -161,7 +156,7 @@ ELSEWHERE = (
 
 
 @pytest.mark.parametrize("target", ELSEWHERE)
-def test_a_page_of_another_origin_is_never_gone_to(prefect: str, target: str) -> None:
+def test_the_page_never_redirects_to_another_origin(prefect: str, target: str) -> None:
     did = opened(auth.page(prefect, SECRET, target))
     assert (did["went"], did["address"], did["shown"]) == (f"{prefect}/", f"{prefect}/open", None)
 
@@ -176,7 +171,7 @@ def test_a_page_of_another_origin_is_never_gone_to(prefect: str, target: str) ->
         ("/<script>alert(1)</script>", "/%3Cscript%3Ealert(1)%3C/script%3E"),
     ],
 )
-def test_whatever_else_follows_the_ticket_is_a_path_of_this_server(
+def test_any_text_after_the_ticket_is_a_path_of_this_server(
     prefect: str, target: str, went: str
 ) -> None:
     assert opened(auth.page(prefect, SECRET, target))["went"] in (
@@ -198,7 +193,7 @@ NO_TICKETS = (
 
 
 @pytest.mark.parametrize("fragment", NO_TICKETS, ids=range(len(NO_TICKETS)))
-def test_without_a_valid_ticket_nothing_is_stored_and_the_words_are_the_servers(
+def test_without_a_valid_ticket_nothing_is_stored_and_the_servers_message_is_shown(
     prefect: str, fragment: str
 ) -> None:
     did = opened(f"{prefect}/open{fragment}")
@@ -209,7 +204,7 @@ def test_without_a_valid_ticket_nothing_is_stored_and_the_words_are_the_servers(
     assert (did["went"], did["stored"], did["address"]) == (None, {}, f"{prefect}/open")
 
 
-def test_a_server_that_is_away_and_a_browser_that_stores_nothing_are_told(prefect: str) -> None:
+def test_an_unreachable_server_and_blocked_storage_are_reported(prefect: str) -> None:
     away = opened(auth.page("http://127.0.0.1:1", SECRET))
     assert away["shown"].startswith("This page could not log in (")
     assert "Is the server running" in away["shown"]
@@ -220,7 +215,7 @@ def test_a_server_that_is_away_and_a_browser_that_stores_nothing_are_told(prefec
     assert (shut["went"], shut["stored"]) == (None, {})
 
 
-def test_the_pages_policy_lets_its_one_script_run_and_nothing_else() -> None:
+def test_the_pages_policy_allows_only_its_own_script() -> None:
     page = ask(Guard(Application(), SECRET, authenticates=True), "/open")
     scripts = re.findall(r"<script>(.*?)</script>", page.text, re.DOTALL)
     assert len(scripts) == 1

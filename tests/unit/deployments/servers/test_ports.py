@@ -6,7 +6,7 @@ from deployments.servers import ports
 from storage.errors import ConfigError
 
 
-def test_a_port_with_a_listener_is_not_free_and_the_next_one_is_taken() -> None:
+def test_a_port_with_a_listener_is_skipped_for_the_next_one() -> None:
     with socket.socket() as listener:
         listener.bind((ports.HOST, 0))
         listener.listen(1)
@@ -16,7 +16,7 @@ def test_a_port_with_a_listener_is_not_free_and_the_next_one_is_taken() -> None:
     assert ports.is_free(taken)
 
 
-def test_a_range_without_a_free_port_is_an_error_that_names_it(
+def test_a_range_without_a_free_port_gives_an_error_that_names_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ports, "PORTS_TRIED_MAX", 1)

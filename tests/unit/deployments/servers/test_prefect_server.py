@@ -1,5 +1,5 @@
-"""Prefect's own application behind the guard, and its own database classes, mended: the one place
-that leans on something private to Prefect.
+"""Prefect's own application behind the guard, and its patched database classes, the only use of
+Prefect's private names.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ RUN_A_COMMAND = "/api/deployments/4f7e3c8e-0000-4000-8000-000000000000/create_fl
 
 
 class _Session:
-    """Stands for a SQLAlchemy session; remembers how its transaction was to begin."""
+    """Stands for a SQLAlchemy session; records how its transaction was started."""
 
     def __init__(self) -> None:
         self.mode: str | None = None
@@ -52,7 +52,7 @@ async def test_every_transaction_on_sqlite_begins_immediately() -> None:
     assert configurations.SQLITE_BEGIN_MODE.get() is None
 
 
-def test_a_prefect_that_looks_different_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_prefect_version_is_not_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     async def other(self: object, session: object) -> None:
         raise NotImplementedError
 
@@ -90,7 +90,7 @@ def test_the_server_does_not_start_without_a_secret(
         prefect_server.main(["--port", "4999"])
 
 
-async def test_prefect_answers_the_secret_and_nothing_else() -> None:
+async def test_prefect_accepts_only_requests_with_the_secret() -> None:
     with temporary_settings({PREFECT_SERVER_API_AUTH_STRING: SECRET, PREFECT_UI_ENABLED: False}):
         guarded = Guard(create_app(ignore_cache=True), SECRET, authenticates=True)
         transport = httpx.ASGITransport(app=guarded)  # type: ignore[arg-type]  # ASGI, spelled otherwise

@@ -10,7 +10,7 @@ URL = "http://127.0.0.1:4999/api"
 SECRET = "astraflow:0123456789"
 
 
-def test_prefect_finds_the_address_and_the_secret_in_the_folder_it_is_called_in(
+def test_prefect_reads_the_address_and_the_secret_from_the_working_directory(
     tmp_path: Path,
 ) -> None:
     assert prefect_toml.write(tmp_path / "prefect.toml", URL, SECRET)
@@ -22,7 +22,7 @@ def test_prefect_finds_the_address_and_the_secret_in_the_folder_it_is_called_in(
         "from prefect.settings import get_current_settings; api = get_current_settings().api; "
         "print(api.url, api.auth_string.get_secret_value())"
     )
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
         env=environment,
@@ -30,7 +30,7 @@ def test_prefect_finds_the_address_and_the_secret_in_the_folder_it_is_called_in(
         text=True,
         check=True,
     )
-    assert said.stdout.strip() == f"{URL} {SECRET}"
+    assert result.stdout.strip() == f"{URL} {SECRET}"
 
 
 def test_our_own_file_is_replaced_and_removed(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_our_own_file_is_replaced_and_removed(tmp_path: Path) -> None:
     prefect_toml.remove(path)
 
 
-def test_a_file_of_somebody_else_is_neither_replaced_nor_removed(tmp_path: Path) -> None:
+def test_a_foreign_file_is_neither_replaced_nor_removed(tmp_path: Path) -> None:
     path = tmp_path / "prefect.toml"
     path.write_text('[api]\nurl = "https://example.com/api"\n')
     assert not prefect_toml.write(path, URL, SECRET)
@@ -53,7 +53,7 @@ def test_a_file_of_somebody_else_is_neither_replaced_nor_removed(tmp_path: Path)
     assert path.read_text() == '[api]\nurl = "https://example.com/api"\n'
 
 
-def test_no_secret_is_written_through_a_link_wherever_it_leads(tmp_path: Path) -> None:
+def test_a_secret_is_not_written_through_any_symbolic_link(tmp_path: Path) -> None:
     path, target = tmp_path / "prefect.toml", tmp_path / "elsewhere"
     path.symlink_to(target)
     assert not prefect_toml.write(path, URL, SECRET)
@@ -66,7 +66,7 @@ def test_no_secret_is_written_through_a_link_wherever_it_leads(tmp_path: Path) -
     assert target.read_text() == before
 
 
-def test_a_pipe_in_the_place_of_the_file_is_neither_read_nor_removed(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_the_file_is_neither_read_nor_removed(tmp_path: Path) -> None:
     path = tmp_path / "prefect.toml"
     os.mkfifo(path)
     assert not prefect_toml.write(path, URL, SECRET)

@@ -5,31 +5,29 @@ import pytest
 from deployments.stack import cpu_features
 
 
-def test_the_probe_survives_with_the_safe_ceiling() -> None:
+def test_the_probe_succeeds_with_the_safe_instruction_set() -> None:
     assert cpu_features.survives_bf16(cpu_features.SAFE_ISA)
 
 
-def test_a_ceiling_that_the_person_set_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ceiling_set_by_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert cpu_features.isa_ceiling(tmp_path / "bf16") == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 
 
 @pytest.mark.parametrize(("survives", "expected"), [(True, {}), (False, cpu_features.SAFE_ISA)])
-def test_the_answer_is_asked_for_once(
+def test_the_probe_runs_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survives: bool, expected: dict[str, str]
 ) -> None:
-    asked = []
+    requested = []
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.setattr(cpu_features, "_reports_bf16", lambda: True)
-    monkeypatch.setattr(cpu_features, "survives_bf16", lambda: asked.append(1) or survives)
+    monkeypatch.setattr(cpu_features, "survives_bf16", lambda: requested.append(1) or survives)
     assert cpu_features.isa_ceiling(tmp_path / "bf16") == expected
     assert cpu_features.isa_ceiling(tmp_path / "bf16") == expected
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
-def test_a_cpu_that_announces_nothing_is_not_asked(
+def test_a_cpu_without_the_feature_is_not_probed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)

@@ -26,16 +26,16 @@ def _stack(own_server: bool = True) -> Stack:
     )
 
 
-def test_processes_of_the_stack_know_its_addresses_and_carry_its_mark(home: Home) -> None:
-    made = environment.of_stack(home, _stack(), {"ONEDNN_MAX_CPU_ISA": "AVX2"})
-    assert made["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
-    assert made["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000"
-    assert made["ASTRAFLOW_STORE"] == "file:///store"
-    assert made["ONEDNN_MAX_CPU_ISA"] == "AVX2"
-    assert made[MARK] == str(home.root)
+def test_processes_of_the_stack_get_its_addresses_and_its_mark(home: Home) -> None:
+    variables = environment.of_stack(home, _stack(), {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert variables["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
+    assert variables["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000"
+    assert variables["ASTRAFLOW_STORE"] == "file:///store"
+    assert variables["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert variables[MARK] == str(home.root)
 
 
-def test_a_profile_of_the_person_is_hidden_from_our_server_only(
+def test_a_prefect_profile_of_the_user_is_hidden_only_from_our_server(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PREFECT_HOME", raising=False)
@@ -43,7 +43,7 @@ def test_a_profile_of_the_person_is_hidden_from_our_server_only(
     assert "PREFECT_HOME" not in environment.of_stack(home, _stack(own_server=False), {})
 
 
-def test_a_thread_count_that_the_person_chose_is_kept(
+def test_a_thread_count_set_by_the_user_is_kept(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
@@ -52,7 +52,7 @@ def test_a_thread_count_that_the_person_chose_is_kept(
     assert environment.of_stack(home, _stack(), {})["OMP_NUM_THREADS"] == "1"
 
 
-def test_no_secret_reaches_a_work_pool(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_is_passed_to_a_work_pool(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     monkeypatch.setenv("PREFECT_API_KEY", "hidden")
     complete = environment.of_stack(home, _stack(), {})
@@ -62,14 +62,14 @@ def test_no_secret_reaches_a_work_pool(home: Home, monkeypatch: pytest.MonkeyPat
     assert shared["ASTRAFLOW_STORE"] == "file:///store"
 
 
-def test_a_store_url_with_credentials_is_kept_from_a_work_pool() -> None:
+def test_a_store_url_with_credentials_is_not_passed_to_a_work_pool() -> None:
     with pytest.raises(
         ConfigError, match=r"ASTRAFLOW_STORE contains a credential beside the address s3://bucket"
     ):
         environment.of_pool({"ASTRAFLOW_STORE": "s3://key:hidden@bucket"})
 
 
-def test_the_name_of_the_stores_secret_reaches_workers_everywhere(
+def test_the_name_of_the_stores_secret_is_passed_to_all_workers(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ASTRAFLOW_STORE_SECRET", raising=False)
@@ -86,7 +86,7 @@ def test_the_name_of_the_stores_secret_reaches_workers_everywhere(
     assert environment.secret_name(named) == "others"
 
 
-def test_a_stores_url_keeps_its_parameters_on_the_way_to_the_workers(
+def test_a_store_url_keeps_its_parameters_for_the_workers(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "s3://bucket/x/?endpoint=http://127.0.0.1:9000")
@@ -95,7 +95,7 @@ def test_a_stores_url_keeps_its_parameters_on_the_way_to_the_workers(
 
 @pytest.fixture(autouse=True)
 def _environment_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `prepare` sets is taken back."""
+    """Restore the variables that `prepare` sets."""
     for name in (*environment.UNTRACKED, "PREFECT_API_AUTH_STRING"):
         monkeypatch.setenv(name, "before")
         monkeypatch.delenv(name)
@@ -109,14 +109,16 @@ def secret(home: Home) -> str:
 def test_workers_and_commands_have_the_secret_and_work_pools_do_not(
     home: Home, secret: str
 ) -> None:
-    made = environment.of_stack(home, _stack(), {})
-    assert made["PREFECT_API_AUTH_STRING"] == secret
-    assert f"{made['MLFLOW_TRACKING_USERNAME']}:{made['MLFLOW_TRACKING_PASSWORD']}" == secret
+    variables = environment.of_stack(home, _stack(), {})
+    assert variables["PREFECT_API_AUTH_STRING"] == secret
+    assert (
+        f"{variables['MLFLOW_TRACKING_USERNAME']}:{variables['MLFLOW_TRACKING_PASSWORD']}" == secret
+    )
     password = secret.partition(":")[2]
-    assert not [name for name, value in environment.of_pool(made).items() if password in value]
+    assert not [name for name, value in environment.of_pool(variables).items() if password in value]
 
 
-def test_a_persons_credentials_for_servers_elsewhere_are_not_sent_to_ours_nor_ours_to_theirs(
+def test_credentials_are_sent_only_to_the_servers_they_belong_to(
     home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = (
@@ -133,7 +135,9 @@ def test_a_persons_credentials_for_servers_elsewhere_are_not_sent_to_ours_nor_ou
     assert not [name for name, value in elsewhere.items() if secret.partition(":")[2] in value]
     monkeypatch.delenv("PREFECT_API_AUTH_STRING")
     elsewhere = environment.of_stack(home, _stack(own_server=False), {})
-    assert elsewhere["PREFECT_API_AUTH_STRING"] == ""  # not that of a `prefect.toml` in the clone
+    assert (
+        elsewhere["PREFECT_API_AUTH_STRING"] == ""
+    )  # not the address of a `prefect.toml` in the clone
 
 
 KEYS = (
@@ -146,7 +150,7 @@ KEYS = (
 )
 
 
-def test_servers_inherit_no_keys_and_workers_do(
+def test_workers_inherit_credentials_and_servers_do_not(
     home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in KEYS:
@@ -161,7 +165,7 @@ def test_servers_inherit_no_keys_and_workers_do(
     assert prefect[MARK] == mlflow[MARK] == mlflow["ASTRAFLOW_HOME"] == str(home.root)
 
 
-def test_the_prefect_server_asks_for_the_secret_and_answers_its_own_pages_only(
+def test_the_prefect_server_requires_the_secret_and_serves_only_its_own_pages(
     home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "another")
@@ -169,16 +173,18 @@ def test_the_prefect_server_asks_for_the_secret_and_answers_its_own_pages_only(
     monkeypatch.setenv(
         "PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql+asyncpg://host/prefect"
     )
-    made = environment.of_prefect_server(home, _stack())
-    assert made["PREFECT_SERVER_API_AUTH_STRING"] == secret
+    variables = environment.of_prefect_server(home, _stack())
+    assert variables["PREFECT_SERVER_API_AUTH_STRING"] == secret
     assert (
-        made["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"]
+        variables["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"]
         == "http://127.0.0.1:4200,http://localhost:4200"
     )
-    assert made["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://host/prefect"
+    assert (
+        variables["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://host/prefect"
+    )
 
 
-def test_nobody_is_told_what_is_done_here_wherever_the_servers_are(
+def test_telemetry_is_off_for_local_and_remote_servers(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = replace(_stack(own_server=False), own_mlflow=False)
@@ -220,7 +226,7 @@ def test_a_command_sends_the_secret_to_our_own_server_only(
 
 
 @pytest.mark.parametrize("variable", ["PREFECT_API_URL", "MLFLOW_TRACKING_URI"])
-def test_an_address_with_credentials_is_kept_from_a_work_pool_and_from_commands(
+def test_an_address_with_credentials_is_passed_neither_to_a_work_pool_nor_to_commands(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
@@ -234,7 +240,7 @@ def test_an_address_with_credentials_is_kept_from_a_work_pool_and_from_commands(
         environment.given(variable)
 
 
-def test_a_proxy_is_never_asked_for_the_stack_itself(
+def test_a_proxy_is_never_used_for_the_stack_itself(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "internal.example,localhost")
@@ -244,6 +250,6 @@ def test_a_proxy_is_never_asked_for_the_stack_itself(
     )
 
 
-def test_only_the_clones_own_stack_is_announced_in_the_clone(home: Home) -> None:
+def test_only_the_stack_of_the_clone_is_written_to_its_prefect_toml(home: Home) -> None:
     assert Home(PROJECT / ".astraflow").prefect_toml == PROJECT / "prefect.toml"
     assert home.prefect_toml == home.root / "prefect.toml"

@@ -30,7 +30,7 @@ def home(tmp_path: Path) -> Home:
     return made
 
 
-def test_pages_of_our_own_servers_log_the_browser_in(home: Home) -> None:
+def test_pages_of_our_servers_log_the_browser_in(home: Home) -> None:
     password = auth.create(home).partition(":")[2]
     flow_run, tracking = pages.prefect(home, OWN, "/runs/flow-run/1"), pages.mlflow(home, OWN)
     assert flow_run.startswith("http://127.0.0.1:4200/open#")
@@ -39,7 +39,7 @@ def test_pages_of_our_own_servers_log_the_browser_in(home: Home) -> None:
     assert password not in flow_run + tracking
 
 
-def test_pages_elsewhere_are_named_as_they_are(home: Home) -> None:
+def test_pages_of_other_servers_are_shown_unchanged(home: Home) -> None:
     auth.create(home)
     assert (
         pages.prefect(home, ELSEWHERE, "/runs/flow-run/1")

@@ -56,20 +56,18 @@ def _stack(home: Home, *processes: Process, port: int = 47001, own_server: bool 
     )
 
 
-def test_a_first_stack_is_all_ours_and_keeps_nothing(home: Home) -> None:
+def test_a_first_stack_starts_everything_and_keeps_nothing(home: Home) -> None:
     wanted = plan(home, None)
     assert (wanted.own_server, wanted.own_mlflow, wanted.processes) == (True, True, ())
     assert wanted.store_url == home.store.as_uri()
 
 
-def test_a_taken_port_is_left_to_its_owner(
-    home: Home, taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taken_port_is_skipped(home: Home, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "PREFECT_PORT", taken)
     assert plan(home, None).prefect_url != f"http://{HOST}:{taken}/api"
 
 
-def test_living_processes_stay_with_their_addresses(home: Home) -> None:
+def test_running_processes_stay_with_their_addresses(home: Home) -> None:
     standing = _stack(
         home, _living("prefect-server"), _living("mlflow"), _living("worker-trainers")
     )
@@ -79,7 +77,7 @@ def test_living_processes_stay_with_their_addresses(home: Home) -> None:
     assert wanted.deployed == "digest"
 
 
-def test_a_dead_server_comes_back_to_its_port_and_its_workers_stay(home: Home) -> None:
+def test_a_dead_server_is_restarted_on_its_port_and_its_workers_stay(home: Home) -> None:
     standing = _stack(home, _dead("prefect-server"), _living("worker-trainers"))
     wanted = plan(home, standing)
     assert wanted.prefect_url == standing.prefect_url
@@ -87,7 +85,7 @@ def test_a_dead_server_comes_back_to_its_port_and_its_workers_stay(home: Home) -
     assert wanted.deployed == ""
 
 
-def test_workers_of_a_server_that_cannot_come_back_are_given_up(home: Home, taken: int) -> None:
+def test_workers_of_a_server_that_cannot_be_restarted_are_stopped(home: Home, taken: int) -> None:
     wanted = plan(
         home, _stack(home, _dead("prefect-server"), _living("worker-trainers"), port=taken)
     )
@@ -105,7 +103,7 @@ def test_a_server_named_by_the_environment_is_not_ours(
     assert (wanted.mlflow_url, wanted.own_mlflow) == ("https://mlflow.example", False)
 
 
-def test_our_own_address_in_the_environment_is_still_ours(
+def test_our_own_address_in_the_environment_counts_as_ours(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://{HOST}:47001/api")
@@ -121,7 +119,7 @@ def test_our_own_address_in_the_environment_is_still_ours(
         ("MLFLOW_TRACKING_URI", "https://mlflow.example"),
     ],
 )
-def test_a_living_stack_is_not_moved_under_its_runs(
+def test_a_running_stack_is_not_moved(
     home: Home, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -130,9 +128,7 @@ def test_a_living_stack_is_not_moved_under_its_runs(
 
 
 @pytest.mark.parametrize("started_with", ["", auth.digest("astraflow:another")])
-def test_servers_that_ask_for_another_secret_are_not_taken_over(
-    home: Home, started_with: str
-) -> None:
+def test_servers_with_another_secret_are_not_reused(home: Home, started_with: str) -> None:
     home.create()
     auth.create(home)
     standing = replace(_stack(home, _living("prefect-server")), auth_digest=started_with)
@@ -155,7 +151,7 @@ def test_a_dead_stack_may_be_moved(home: Home, monkeypatch: pytest.MonkeyPatch) 
     assert plan(home, _stack(home, _dead("prefect-server"))).store_url == "s3://elsewhere/runs"
 
 
-def test_a_living_stack_keeps_what_it_was_started_with_where_nothing_is_named(home: Home) -> None:
+def test_a_running_stack_keeps_its_settings_by_default(home: Home) -> None:
     standing = replace(
         _stack(home, _living("worker-trainers"), own_server=False),
         prefect_url="https://prefect.example/api",
@@ -167,7 +163,9 @@ def test_a_living_stack_keeps_what_it_was_started_with_where_nothing_is_named(ho
     assert wanted.processes == standing.processes
 
 
-def test_a_strangers_port_is_not_taken_over(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_of_a_foreign_process_is_not_reused(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(planning, "PREFECT_PORT", 47010)
     assert (
         plan(home, _stack(home, _dead("worker-trainers"), own_server=False)).prefect_url
@@ -175,7 +173,7 @@ def test_a_strangers_port_is_not_taken_over(home: Home, monkeypatch: pytest.Monk
     )
 
 
-def test_a_store_named_by_a_relative_path_is_the_same_in_every_folder(
+def test_a_relative_store_path_is_the_same_in_every_folder(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -48,7 +48,7 @@ def test_a_started_process_is_alive_until_it_is_stopped(tmp_path: Path) -> None:
     assert not psutil.pid_exists(process.pid)
 
 
-def test_only_the_owner_may_read_a_log_and_what_a_process_writes_under_a_private_umask(
+def test_only_the_owner_may_read_logs_and_files_of_a_process(
     tmp_path: Path,
 ) -> None:
     touch = [sys.executable, "-c", "open('made', 'w').close(); print('done', flush=True)"]
@@ -60,7 +60,7 @@ def test_only_the_owner_may_read_a_log_and_what_a_process_writes_under_a_private
     assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o600
 
 
-def test_a_process_listens_on_a_port_when_it_or_its_child_does_and_no_stranger_counts(
+def test_a_process_listens_on_a_port_if_it_or_its_child_does(
     tmp_path: Path,
 ) -> None:
     listen = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
@@ -78,7 +78,7 @@ def test_a_process_listens_on_a_port_when_it_or_its_child_does_and_no_stranger_c
     assert not processes.listens(own, port)
 
 
-def test_a_stranger_with_the_recorded_id_is_not_taken_for_ours(tmp_path: Path) -> None:
+def test_a_foreign_process_with_the_recorded_id_is_not_ours(tmp_path: Path) -> None:
     process = _start(SLEEP, tmp_path)
     stranger = replace(process, created_s=process.created_s - 3600)
     assert not processes.is_alive(stranger)
@@ -87,9 +87,9 @@ def test_a_stranger_with_the_recorded_id_is_not_taken_for_ours(tmp_path: Path) -
     processes.stop([process], grace_s=5)
 
 
-def test_a_dead_child_is_not_alive_though_nobody_waited_for_it(tmp_path: Path) -> None:
+def test_a_zombie_child_is_not_alive(tmp_path: Path) -> None:
     process = _start([sys.executable, "-c", "raise SystemExit(3)"], tmp_path)
-    until(lambda: not processes.is_alive(process))  # a zombie is no living process
+    until(lambda: not processes.is_alive(process))  # a zombie is not alive
 
 
 def test_stopping_a_process_stops_its_children_too(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path
     assert not processes.is_alive(process)
 
 
-def test_a_sweep_finds_what_outlived_its_parent_and_nothing_of_another_stack(
+def test_a_sweep_finds_orphaned_processes_of_this_stack_only(
     tmp_path: Path,
 ) -> None:
     ours, other = tmp_path / "ours", tmp_path / "other"
@@ -127,7 +127,7 @@ def test_a_sweep_finds_what_outlived_its_parent_and_nothing_of_another_stack(
     processes.stop([bystander], grace_s=5)
 
 
-def test_draining_ends_the_children_and_leaves_the_process(tmp_path: Path) -> None:
+def test_draining_stops_the_children_and_not_the_process(tmp_path: Path) -> None:
     process = _start(PARENT, tmp_path)
     child = int(_last_line(tmp_path / "log"))
     processes.drain([process], grace_s=5)
@@ -136,14 +136,14 @@ def test_draining_ends_the_children_and_leaves_the_process(tmp_path: Path) -> No
     processes.stop([process], grace_s=5)
 
 
-def test_the_end_of_a_log_is_its_last_lines_without_the_empty_ones(tmp_path: Path) -> None:
+def test_the_end_of_a_log_is_its_last_non_empty_lines(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("one\ntwo\n\nthree\n")
     assert processes.last_lines(log, count=3) == "two\nthree"
     assert processes.last_lines(tmp_path / "absent") == ""
 
 
-def test_a_log_that_has_grown_too_long_is_put_aside(tmp_path: Path) -> None:
+def test_a_log_that_is_too_long_is_rotated(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"x" * (processes.LOG_BYTES_MAX + 1))
     process = _start(SLEEP, tmp_path)
@@ -152,7 +152,7 @@ def test_a_log_that_has_grown_too_long_is_put_aside(tmp_path: Path) -> None:
     assert log.stat().st_size < 1000
 
 
-def test_a_pipe_in_the_place_of_a_log_is_neither_written_nor_read(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_log_is_neither_written_nor_read(tmp_path: Path) -> None:
     log = tmp_path / "log"
     os.mkfifo(log)
     with pytest.raises(ConfigError, match=f"{log} is not a regular file"):

@@ -1,5 +1,5 @@
-"""Waiting for a part of the stack: as long as it works, however long that is; not for one that
-hangs, loops or has died.
+"""Waiting for a component of the stack: without a time limit while it works; an error if it hangs,
+loops or is dead.
 """
 
 import os
@@ -19,7 +19,7 @@ BUSY_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BU
 
 
 class Started:
-    """A process of a test, ended with it."""
+    """A process of a test, stopped at its end."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self.process = processes.start(
@@ -41,7 +41,7 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("program", [BUSY, BUSY_CHILD])
-def test_the_work_of_a_part_and_of_its_descendants_is_counted(tmp_path: Path, program: str) -> None:
+def test_the_cpu_time_of_a_component_includes_its_descendants(tmp_path: Path, program: str) -> None:
     with Started(program, tmp_path) as part:
         progress = readiness.Progress(part)
         while progress.cpu_s < 0.5:
@@ -50,7 +50,7 @@ def test_the_work_of_a_part_and_of_its_descendants_is_counted(tmp_path: Path, pr
     assert processes.cpu_s(part) == 0.0, "it has ended"
 
 
-def test_progress_is_cpu_time_in_steps_and_restarts_the_clock_of_stalling(
+def test_progress_in_cpu_time_resets_the_stall_clock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     used_s, now_s = [10.0], [100.0]
@@ -70,7 +70,7 @@ def test_progress_is_cpu_time_in_steps_and_restarts_the_clock_of_stalling(
     assert (progress.stalled_s, progress.cpu_s) == (1.0, 0.25)
 
 
-def test_on_a_loaded_machine_a_step_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_step_is_smaller_on_a_loaded_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     used_s = [10.0]
     monkeypatch.setattr(readiness.processes, "cpu_s", lambda process: used_s[0])
     progress = readiness.Progress(
@@ -84,7 +84,7 @@ def test_on_a_loaded_machine_a_step_is_smaller(monkeypatch: pytest.MonkeyPatch) 
     assert progress.cpu_s == pytest.approx(0.11 * readiness.CPU_STEP_S)
 
 
-def test_a_part_that_does_nothing_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_an_idle_component_gives_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
     with (
         Started(f"print('waits for a lock', flush=True); {IDLE}", tmp_path) as part,
         pytest.raises(
@@ -95,7 +95,7 @@ def test_a_part_that_does_nothing_is_an_error_with_the_end_of_its_log(tmp_path: 
         readiness.wait_until(lambda: False, "the part", part, stall_limit_s=5.0)
 
 
-def test_a_part_that_works_in_vain_is_an_error_once_it_has_used_the_cpu_time_of_many_starts(
+def test_a_component_that_works_without_result_gives_an_error_after_a_cpu_limit(
     tmp_path: Path,
 ) -> None:
     with (
@@ -105,7 +105,7 @@ def test_a_part_that_works_in_vain_is_an_error_once_it_has_used_the_cpu_time_of_
         readiness.wait_until(lambda: False, "the part", part, cpu_limit_s=0.6)
 
 
-def test_a_part_that_died_is_an_error_at_once(tmp_path: Path) -> None:
+def test_a_dead_component_gives_an_error_immediately(tmp_path: Path) -> None:
     with (
         Started("print('no such port'); raise SystemExit(3)", tmp_path) as part,
         pytest.raises(
@@ -115,17 +115,17 @@ def test_a_part_that_died_is_an_error_at_once(tmp_path: Path) -> None:
         readiness.wait_until(lambda: False, "the part", part)
 
 
-def test_the_person_is_told_again_and_again_what_is_waited_for(
+def test_the_awaited_component_is_reported_repeatedly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readiness, "SAY_INTERVAL_S", 0.3)
-    said: list[str] = []
+    messages: list[str] = []
     for program, state in ((BUSY, "using CPU time"), (IDLE, "idle")):
-        said.clear()
+        messages.clear()
         words = re.compile(rf"the part is still starting \(\d+ s, {state}\)")
 
         def told_twice(words: re.Pattern[str] = words) -> bool:
-            return sum(words.fullmatch(one) is not None for one in said) >= 2
+            return sum(words.fullmatch(item) is not None for item in messages) >= 2
 
         with Started(program, tmp_path) as part:
-            readiness.wait_until(told_twice, "the part", part, said.append)
+            readiness.wait_until(told_twice, "the part", part, messages.append)

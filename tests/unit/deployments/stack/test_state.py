@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Home:
     return made
 
 
-def test_what_was_saved_is_loaded(home: Home) -> None:
+def test_a_saved_record_is_loaded(home: Home) -> None:
     stack = STACK.with_process(Process("mlflow", 12, 3.5, "/tmp/log"))
     assert state.save(home, stack) == stack
     assert state.load(home) == stack
@@ -36,17 +36,17 @@ def test_what_was_saved_is_loaded(home: Home) -> None:
 @pytest.mark.parametrize(
     "body", ["", "{", "[]", '{"format": 0}', '{"format": 1, "processes": 3}', '{"format": 1}']
 )
-def test_a_record_that_cannot_be_read_counts_as_none(home: Home, body: str) -> None:
+def test_an_unreadable_record_counts_as_none(home: Home, body: str) -> None:
     home.record.write_text(body)
     assert state.load(home) is None
 
 
-def test_no_record_counts_as_none(home: Home) -> None:
+def test_a_missing_record_counts_as_none(home: Home) -> None:
     assert state.load(home) is None
     state.delete(home)
 
 
-def test_only_a_living_process_is_found_by_name() -> None:
+def test_only_a_running_process_is_found_by_name() -> None:
     me = Process("mlflow", os.getpid(), psutil.Process().create_time(), "")
     assert STACK.with_process(me).process("mlflow") == me
     stale = Process("mlflow", os.getpid(), me.created_s - 1000, "")
@@ -54,7 +54,7 @@ def test_only_a_living_process_is_found_by_name() -> None:
     assert STACK.process("prefect-server") is None
 
 
-def test_a_pipe_in_the_place_of_the_record_counts_as_a_damaged_record(home: Home) -> None:
+def test_a_pipe_in_place_of_the_record_counts_as_damaged(home: Home) -> None:
     os.mkfifo(home.record)
     assert state.load(home) is None
     assert state.exists(home)

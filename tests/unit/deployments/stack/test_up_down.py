@@ -38,12 +38,12 @@ def _sleeper(home: Home, name: str) -> processes.Process:
     started = processes.start(
         name, SLEEP, {MARK: str(home.root)}, home.logs / f"{name}.log", home.root
     )
-    while started.pid not in [one.pid for one in processes.marked(str(home.root))]:
-        time.sleep(0.01)  # the kernel shows a new program's environment a moment after it began
+    while started.pid not in [item.pid for item in processes.marked(str(home.root))]:
+        time.sleep(0.01)  # the kernel shows a new program's environment with a short delay
     return started
 
 
-def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(
+def test_runs_that_an_unreachable_server_did_not_cancel_are_named(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(up_down, "RESPONSE_STALL_LIMIT_S", 0.2)
@@ -65,32 +65,32 @@ def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(
         ),
     )
     home.auth.write_text("damaged")
-    said: list[str] = []
+    messages: list[str] = []
     with HeartbeatWriter(run, "supervisor", "supervisor", 0, 2.0):
         while not heartbeats.readable(run):
             time.sleep(0.02)
         with pytest.raises(
             AstraFlowError, match="so these runs are stopped without being cancelled"
         ) as caught:
-            up_down.down(home, said.append)
+            up_down.down(home, messages.append)
     assert str(caught.value).startswith(
         "no process of the stack is running any more, but this failed: the Prefect server does not"
     )
     assert "interrupted: mine;" in str(caught.value)
-    assert said == []
+    assert messages == []
     assert not processes.is_alive(server)
     assert not home.auth.exists()
 
 
 def _silent_run(home: Home, run_id: str, pid: int, state: str = "working") -> None:
-    """A run whose supervisor, the process `pid`, last beat a minute ago."""
+    """A run whose supervisor, the process `pid`, wrote its last heartbeat a minute ago."""
     run = runs.create_run(
         open_store(home.store.as_uri()),
         run_id,
         loader.load("multi_policy_tiny").model_dump(mode="json"),
     )
     ago_s = time.time() - 60.0
-    beat = builders.heartbeat(
+    heartbeat = builders.heartbeat(
         "supervisor",
         "supervisor",
         beat_s=ago_s - 60.0,
@@ -99,16 +99,16 @@ def _silent_run(home: Home, run_id: str, pid: int, state: str = "working") -> No
         host=socket.gethostname(),
         state=state,
     )
-    builders.put_heartbeat(run, beat)
+    builders.put_heartbeat(run, heartbeat)
 
 
-def test_a_run_whose_supervisor_is_too_slow_to_beat_is_named_and_one_that_is_gone_is_not(
+def test_a_run_with_a_slow_supervisor_is_named_and_one_with_a_dead_supervisor_is_not(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
     monkeypatch.setattr(
         processes, "CLOCK_SLACK_S", 3600.0
-    )  # this very process may be younger than the beat
+    )  # this process can be younger than the heartbeat
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     _silent_run(home, "slow", os.getpid())
@@ -121,7 +121,7 @@ def test_a_run_whose_supervisor_is_too_slow_to_beat_is_named_and_one_that_is_gon
         up_down.down(home, lambda words: None)
 
 
-def test_a_process_that_was_given_an_old_id_is_not_the_one_that_had_it(home: Home) -> None:
+def test_a_process_with_a_reused_id_is_not_the_recorded_one(home: Home) -> None:
     own = _sleeper(home, "worker-trainers")
     assert processes.lives_since(own.pid, time.time())
     assert not processes.lives_since(own.pid, time.time() - 3600.0)
@@ -131,7 +131,7 @@ def test_a_process_that_was_given_an_old_id_is_not_the_one_that_had_it(home: Hom
     assert not processes.lives_since(-1, time.time())
 
 
-def test_speaking_to_the_stack_costs_no_import_of_torch(
+def test_the_stack_commands_do_not_import_torch(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_features, "_reports_bf16", lambda: True)
@@ -187,7 +187,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("step", "error", "words"), BROKEN.values(), ids=BROKEN.keys())
-def test_whatever_fails_while_the_stack_goes_down_its_processes_are_stopped(
+def test_processes_are_stopped_whatever_else_fails_in_down(
     home: Home, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException, words: str
 ) -> None:
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
@@ -215,7 +215,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("body", DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_damaged_record_is_told_and_keeps_no_process_alive(home: Home, body: str) -> None:
+def test_a_damaged_record_is_reported_and_all_processes_are_stopped(home: Home, body: str) -> None:
     worker = _sleeper(home, "worker-trainers")
     home.record.write_text(body)
     with pytest.raises(
@@ -225,15 +225,15 @@ def test_a_damaged_record_is_told_and_keeps_no_process_alive(home: Home, body: s
         up_down.down(home, lambda words: None)
     assert not processes.is_alive(worker)
     assert not home.record.exists()
-    said: list[str] = []
-    up_down.down(home, said.append)
-    assert said == ["nothing was running"]
+    messages: list[str] = []
+    up_down.down(home, messages.append)
+    assert messages == ["nothing was running"]
 
 
 @pytest.mark.parametrize(
     "url", ["ftp://nowhere", "s3://user:secret@bucket", "", "file://host/store"]
 )
-def test_a_bad_address_of_the_store_keeps_no_process_alive(
+def test_down_with_an_invalid_store_address_stops_all_processes(
     home: Home, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
@@ -248,7 +248,7 @@ def test_a_bad_address_of_the_store_keeps_no_process_alive(
     assert not processes.is_alive(worker)
 
 
-def test_a_record_that_is_a_folder_keeps_no_process_alive(home: Home) -> None:
+def test_down_with_a_folder_as_record_stops_all_processes(home: Home) -> None:
     worker = _sleeper(home, "worker-trainers")
     home.record.mkdir()
     with pytest.raises(AstraFlowError, match=f"deleting {home.record}: "):
@@ -256,7 +256,7 @@ def test_a_record_that_is_a_folder_keeps_no_process_alive(home: Home) -> None:
     assert not processes.is_alive(worker)
 
 
-def test_a_lock_that_cannot_be_opened_keeps_no_process_alive(home: Home) -> None:
+def test_down_with_an_unreadable_lock_stops_all_processes(home: Home) -> None:
     worker = _sleeper(home, "worker-trainers")
     home.lock.mkdir()
     with pytest.raises(AstraFlowError, match="taking the lock: IsADirectoryError"):
@@ -264,13 +264,13 @@ def test_a_lock_that_cannot_be_opened_keeps_no_process_alive(home: Home) -> None
     assert not processes.is_alive(worker)
 
 
-def test_what_is_stopped_for_want_of_a_record_is_named(home: Home) -> None:
+def test_processes_stopped_without_a_record_are_named(home: Home) -> None:
     left = _sleeper(home, "worker-trainers")
     home.record.write_text("{broken")
-    said: list[str] = []
-    up_down._stop_unrecorded(home, said.append)
-    assert str(home.record) in said[0]
-    assert said[1].startswith(f"  {left.pid} (-c import time")
+    messages: list[str] = []
+    up_down._stop_unrecorded(home, messages.append)
+    assert str(home.record) in messages[0]
+    assert messages[1].startswith(f"  {left.pid} (-c import time")
     assert not processes.is_alive(left)
-    up_down._stop_unrecorded(home, said.append)
-    assert len(said) == 2
+    up_down._stop_unrecorded(home, messages.append)
+    assert len(messages) == 2

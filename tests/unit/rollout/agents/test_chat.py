@@ -26,11 +26,11 @@ def with_template(template: str) -> Chat:
     return load_chat({**base_files(), "chat_template.jinja": template.encode()})
 
 
-def test_a_conversation_opens_with_the_tokens_of_the_template() -> None:
+def test_a_conversation_begins_with_the_tokens_of_the_template() -> None:
     assert tiny_chat().opening([user("7+8-3=?")]) == [USER, *QUESTION, END_ID, ASSISTANT]
 
 
-def test_a_further_turn_adds_exactly_what_the_whole_conversation_would_have_there() -> None:
+def test_a_further_turn_adds_the_tokens_it_has_in_the_whole_conversation() -> None:
     chat = tiny_chat()
     before = [user("7+8-3=?"), {"role": "assistant", "content": "\\boxed{12}"}]
     whole = chat.opening([*before, user("7+8-3=?")])
@@ -40,7 +40,7 @@ def test_a_further_turn_adds_exactly_what_the_whole_conversation_would_have_ther
     assert answered + chat.continuation(before, [user("7+8-3=?")], END_ID) == whole
 
 
-def test_an_answer_cut_by_its_length_gets_the_end_of_its_turn() -> None:
+def test_an_answer_truncated_by_its_length_gets_the_end_of_turn_token() -> None:
     before = [user("7+8-3=?"), {"role": "assistant", "content": "\\boxed{"}]
     assert tiny_chat().continuation(before, [user("?")], 346) == [
         END_ID,
@@ -51,7 +51,7 @@ def test_an_answer_cut_by_its_length_gets_the_end_of_its_turn() -> None:
     ]
 
 
-def test_a_template_that_renders_old_answers_shorter_still_lets_the_tokens_grow() -> None:
+def test_tokens_are_kept_when_the_template_shortens_old_answers() -> None:
     before = [user("?"), {"role": "assistant", "content": "so"}]
     assert with_template(FORGETFUL).continuation(before, [user("?")], END_ID) == [
         USER,
@@ -61,13 +61,13 @@ def test_a_template_that_renders_old_answers_shorter_still_lets_the_tokens_grow(
     ]
 
 
-def test_a_template_that_changes_what_stands_behind_an_answer_is_refused() -> None:
+def test_a_template_that_changes_the_text_after_an_answer_is_refused() -> None:
     before = [user("?"), {"role": "assistant", "content": "so"}]
     with pytest.raises(ConfigError, match="cannot continue after an answer"):
         with_template(SUMMING_UP).continuation(before, [user("?")], END_ID)
 
 
-def test_a_role_the_template_does_not_know_is_named() -> None:
+def test_a_role_unknown_to_the_template_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"refuses a conversation of system, judge.*no token for the role judge"
     ):
@@ -80,7 +80,7 @@ def test_text_keeps_the_words_of_the_answer_and_drops_the_tokens_of_the_conversa
     assert chat.text(tokens) == "<verify>reject</verify>"
 
 
-def test_answers_stop_at_the_end_of_a_turn_and_at_whatever_the_models_files_name() -> None:
+def test_answers_stop_at_the_end_of_turn_and_at_the_stop_tokens_of_the_model_files() -> None:
     assert tiny_chat().stop_ids == (END_ID,)
     named = {
         **base_files(),
@@ -89,12 +89,12 @@ def test_answers_stop_at_the_end_of_a_turn_and_at_whatever_the_models_files_name
     assert load_chat(named).stop_ids == (353, END_ID, 358)
 
 
-def test_files_that_make_no_tokenizer_are_named() -> None:
+def test_files_without_a_usable_tokenizer_are_named() -> None:
     with pytest.raises(ConfigError, match=r"config\.json\) make no tokenizer"):
         load_chat({"config.json": b"{}"})
 
 
-def test_a_tokenizer_without_a_template_says_what_is_missing() -> None:
+def test_a_tokenizer_without_a_template_gives_an_error_that_names_it() -> None:
     files = base_files()
     del files["chat_template.jinja"]
     with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
@@ -124,7 +124,7 @@ def test_a_tokenizer_without_a_template_says_what_is_missing() -> None:
         ("generation_config.json", b'{"eos_token_id": {"a": 1}}', "name the end token"),
     ],
 )
-def test_files_of_a_model_that_make_no_chat_are_a_sentence(
+def test_unusable_chat_files_give_an_error_of_one_sentence(
     name: str, body: bytes, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -132,6 +132,6 @@ def test_files_of_a_model_that_make_no_chat_are_a_sentence(
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"a":' * 1000 + b"1" + b"}" * 1000])
-def test_a_config_that_is_no_json_object_is_named(body: bytes) -> None:
+def test_a_config_that_is_not_a_json_object_is_named(body: bytes) -> None:
     with pytest.raises(CorruptError, match=r"generation_config\.json (is a JSON list|is not JSON)"):
         load_chat({**base_files(), "generation_config.json": body})

@@ -19,7 +19,7 @@ def said(
     return Generation(np.array(tokens, dtype=np.int32), logprobs, spans, finish_reason)
 
 
-def test_an_answer_keeps_its_owner_its_versions_and_its_probabilities() -> None:
+def test_an_answer_has_its_policy_versions_and_log_probabilities() -> None:
     context = Context(tiny_chat(), [user("?")], "attempt")
     context.add(
         "solver", said([40, 41, END_ID], VersionSpan(4, 0, 1), VersionSpan(5, 1, 3)), "HI", 1.0
@@ -34,7 +34,7 @@ def test_an_answer_keeps_its_owner_its_versions_and_its_probabilities() -> None:
     assert (sequence.finish_reason, sequence.temperature) == ("stop", 1.0)
 
 
-def test_two_policies_may_speak_in_one_context_and_messages_between_them_are_nobodys() -> None:
+def test_two_policies_can_share_a_context_and_messages_have_no_policy() -> None:
     context = Context(tiny_chat(), [user("?")])
     context.add("planner", said([40, END_ID], VersionSpan(2, 0, 2)), "H", 0.8)
     context.extend([user("?")])
@@ -68,7 +68,7 @@ def test_greedy_tokens_are_kept_but_not_trained_on() -> None:
     assert not sequence.loss_mask.any()
 
 
-def test_messages_before_an_answer_are_refused() -> None:
+def test_a_context_that_waits_for_an_answer_refuses_messages() -> None:
     with pytest.raises(RuntimeError, match="waits for an answer"):
         Context(tiny_chat(), [user("?")]).extend([user("?")])
 

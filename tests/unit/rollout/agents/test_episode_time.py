@@ -5,14 +5,14 @@ import pytest
 from rollout.agents.episode_time import episode_limit, stopped_time
 
 
-async def test_an_episode_is_cut_when_its_time_is_over() -> None:
+async def test_an_episode_is_cancelled_at_its_timeout() -> None:
     with pytest.raises(TimeoutError):
         async with episode_limit(0.01) as limit:
             await asyncio.Event().wait()
     assert limit.is_over
 
 
-async def test_no_time_passes_while_it_is_stopped_and_what_was_left_is_left_afterwards() -> None:
+async def test_the_clock_does_not_advance_during_a_stop_and_the_rest_remains() -> None:
     over: list[bool] = []
 
     async def play() -> None:
@@ -27,7 +27,7 @@ async def test_no_time_passes_while_it_is_stopped_and_what_was_left_is_left_afte
     assert over == [False]
 
 
-async def test_time_goes_on_only_when_all_stops_are_over() -> None:
+async def test_the_clock_advances_only_when_all_stops_are_over() -> None:
     async def stop(seconds: float) -> None:
         async with stopped_time():
             await asyncio.sleep(seconds)
@@ -37,7 +37,7 @@ async def test_time_goes_on_only_when_all_stops_are_over() -> None:
         assert not limit.is_over
 
 
-async def test_an_error_while_time_is_stopped_starts_it_again() -> None:
+async def test_an_error_during_a_stop_restarts_the_clock() -> None:
     async def judge() -> None:
         async with stopped_time():
             raise ValueError("judge")
@@ -52,12 +52,12 @@ async def test_an_error_while_time_is_stopped_starts_it_again() -> None:
         await play()
 
 
-async def test_without_an_episode_nothing_is_stopped() -> None:
+async def test_without_an_episode_a_stop_has_no_effect() -> None:
     async with stopped_time():
         pass
 
 
-async def test_a_task_that_outlives_its_episode_stops_nothing() -> None:
+async def test_a_task_that_outlives_its_episode_stops_no_clock() -> None:
     release = asyncio.Event()
 
     async def stop() -> str:

@@ -12,5 +12,5 @@ def test_neighbouring_paths_have_different_seeds_that_fit_63_bits() -> None:
     assert max(seeds) < 2**63
 
 
-def test_where_one_number_ends_matters() -> None:
+def test_seeds_depend_on_the_boundaries_between_numbers() -> None:
     assert derived_seed(1, 23) != derived_seed(12, 3)

@@ -16,7 +16,7 @@ def agent_of(player: Player, seed: int = 7) -> Agent:
     return Agent(player, seed, CallCounter())
 
 
-async def test_a_turn_is_what_the_engine_said() -> None:
+async def test_a_turn_has_the_output_of_the_engine() -> None:
     turn = await agent_of(scripted_player("solver", lines("approve"))).respond(
         [user("?")], name="attempt"
     )
@@ -27,7 +27,7 @@ async def test_a_turn_is_what_the_engine_said() -> None:
     assert turn.context.name == "attempt"
 
 
-async def test_the_engine_is_asked_with_the_policys_sampling_and_the_chats_stop_tokens() -> None:
+async def test_an_engine_request_has_the_policys_sampling_and_the_chats_stop_tokens() -> None:
     player = scripted_player("solver", lines("approve"), temperature=0.7)
     await agent_of(player, seed=7).respond([user("?")])
     assert isinstance(player.engine, ScriptedEngine)
@@ -43,7 +43,7 @@ async def test_the_engine_is_asked_with_the_policys_sampling_and_the_chats_stop_
     )
 
 
-async def test_every_call_of_an_episode_has_random_numbers_of_its_own() -> None:
+async def test_each_call_of_an_episode_has_its_own_random_numbers() -> None:
     calls = CallCounter()
     solver, verifier = (
         scripted_player("solver", lines("a", "b")),
@@ -58,7 +58,7 @@ async def test_every_call_of_an_episode_has_random_numbers_of_its_own() -> None:
     assert len(set(seeds)) == 3
 
 
-async def test_a_second_turn_sends_the_engine_its_own_first_answer_unchanged() -> None:
+async def test_a_second_turn_sends_the_first_answer_unchanged() -> None:
     player = scripted_player("solver", lines("approve", "reject"))
     agent = agent_of(player)
     first = await agent.respond([user("?")])
@@ -76,7 +76,7 @@ async def test_a_context_of_another_tokenizer_is_refused() -> None:
         await agent_of(other).respond([user("?")], context=turn.context)
 
 
-async def test_two_answers_at_once_to_one_context_are_refused() -> None:
+async def test_two_concurrent_answers_in_one_context_are_refused() -> None:
     agent = agent_of(scripted_player("solver", lines("a", "b", "c"), delay_s=0.01))
     turn = await agent.respond([user("?")], name="plan")
     turns = [agent.respond([user("?")], context=turn.context) for _ in range(2)]
@@ -84,7 +84,7 @@ async def test_two_answers_at_once_to_one_context_are_refused() -> None:
     assert [type(result) for result in results if isinstance(result, BaseException)] != []
 
 
-async def test_an_answer_the_engine_gave_up_is_an_error() -> None:
+async def test_an_aborted_answer_raises_an_error() -> None:
     class Closing(ScriptedEngine):
         async def generate(self, tokens: object, sampling: SamplingParams) -> Generation:
             return Generation(

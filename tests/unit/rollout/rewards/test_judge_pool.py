@@ -40,19 +40,19 @@ def judge_of(pool: JudgePool) -> Judge:
 
 
 async def until_busy(pool: JudgePool) -> None:
-    """Waits until a child has a question; the pool has no event for it."""
+    """Wait until a child has a question; the pool has no event for it."""
     while not pool._busy:  # noqa: ASYNC110 -- it is set in a thread
         await asyncio.sleep(0.01)
 
 
-async def test_one_child_answers_question_after_question(pool: JudgePool) -> None:
+async def test_one_child_process_answers_several_questions(pool: JudgePool) -> None:
     assert await pool.equal("x+1", "1+x")
     child = judge_of(pool).pid
     assert not await pool.equal("x+2", "1+x")
     assert judge_of(pool).pid == child
 
 
-async def test_no_more_children_than_allowed() -> None:
+async def test_the_number_of_child_processes_is_limited() -> None:
     pool = JudgePool(timeout_s=30.0, judges_max=2)
     try:
         answers = await asyncio.gather(*(pool.equal(f"x+{n}", "3+x") for n in range(8)))
@@ -62,10 +62,10 @@ async def test_no_more_children_than_allowed() -> None:
         pool.close()
 
 
-async def test_a_comparison_that_takes_too_long_is_ended_and_the_next_one_works() -> None:
+async def test_a_comparison_over_its_time_limit_is_killed_and_the_next_one_works() -> None:
     pool = JudgePool(timeout_s=0.3, judges_max=1)
     try:
-        for _ in range(2):  # a timeout is no verdict, so it is not kept
+        for _ in range(2):  # a timeout is not a verdict, so it is not cached
             with pytest.raises(JudgeTimeoutError, match=r"no verdict within 0\.3 s of CPU time"):
                 await pool.equal(ENDLESS, "1+x")
         pool._timeout_s = 30.0
@@ -74,7 +74,7 @@ async def test_a_comparison_that_takes_too_long_is_ended_and_the_next_one_works(
         pool.close()
 
 
-async def test_time_in_the_queue_does_not_count() -> None:
+async def test_time_in_the_queue_does_not_count_as_judging_time() -> None:
     pool = JudgePool(timeout_s=0.6, judges_max=1)
     try:
         slow = [asyncio.create_task(pool.equal(f"{ENDLESS}+{n}", "1+x")) for n in range(2)]
@@ -91,22 +91,22 @@ async def test_time_in_the_queue_does_not_count() -> None:
 async def test_the_same_question_is_asked_once(
     pool: JudgePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, str]] = []
+    requested: list[tuple[str, str]] = []
     ask = Judge.ask
 
     def counted(judge: Judge, answer: str, reference: str, timeout_s: float) -> bool:
-        asked.append((answer, reference))
+        requested.append((answer, reference))
         return ask(judge, answer, reference, timeout_s)
 
     monkeypatch.setattr(Judge, "ask", counted)
     assert await asyncio.gather(*(pool.equal("x+1", "1+x") for _ in range(8))) == [True] * 8
     assert await pool.equal("x+1", "1+x")
     assert not await pool.equal("1+x", "x+2")
-    assert asked == [("x+1", "1+x"), ("1+x", "x+2")]
+    assert requested == [("x+1", "1+x"), ("1+x", "x+2")]
     assert pool._in_progress == {}
 
 
-async def test_verdicts_are_kept_up_to_a_limit_and_those_asked_for_last_longest() -> None:
+async def test_verdicts_are_cached_up_to_a_limit_and_evicted_by_last_use() -> None:
     pool = JudgePool(timeout_s=30.0, judges_max=1, verdicts_max=2)
     try:
         await pool.equal("x+1", "a")
@@ -118,7 +118,7 @@ async def test_verdicts_are_kept_up_to_a_limit_and_those_asked_for_last_longest(
         pool.close()
 
 
-async def test_who_gives_up_waiting_does_not_take_the_verdict_from_the_others(
+async def test_a_cancelled_caller_does_not_cancel_the_verdict_for_the_others(
     pool: JudgePool,
 ) -> None:
     busy = asyncio.create_task(pool.equal("x+7", "1+x"))
@@ -132,22 +132,24 @@ async def test_who_gives_up_waiting_does_not_take_the_verdict_from_the_others(
 
 
 def test_the_pool_works_outside_the_main_thread_and_in_several_event_loops(pool: JudgePool) -> None:
-    found: list[bool] = []
+    results: list[bool] = []
 
     def judge() -> None:
-        found.append(asyncio.run(pool.equal("x+1", "1+x")))
+        results.append(asyncio.run(pool.equal("x+1", "1+x")))
 
     for _ in range(2):
         thread = threading.Thread(target=judge)
         thread.start()
         thread.join()
-    assert found == [True, True]
+    assert results == [True, True]
 
 
-async def test_a_child_killed_in_the_middle_is_replaced_and_asked_again(pool: JudgePool) -> None:
+async def test_a_killed_child_is_replaced_and_the_question_repeated(pool: JudgePool) -> None:
     await pool.equal("x+1", "1+x")
     child = judge_of(pool).pid
-    os.kill(child, signal.SIGSTOP)  # it has the question, and cannot have answered when it dies
+    os.kill(
+        child, signal.SIGSTOP
+    )  # it has the question and cannot have answered before it is killed
     question = asyncio.create_task(pool.equal("x+2", "2+x"))
     await until_busy(pool)
     os.kill(child, signal.SIGKILL)
@@ -166,12 +168,12 @@ async def test_a_question_that_kills_every_child_is_given_up() -> None:
     try:
         with pytest.raises(JudgeFailedError, match="2 judges died over one question"):
             await pool.equal("x+1", "1+x")
-        assert await pool.equal("x+1", "1+x")  # a failure is no verdict, so it is not kept
+        assert await pool.equal("x+1", "1+x")  # a failure is not a verdict, so it is not cached
     finally:
         pool.close()
 
 
-async def test_closing_ends_the_children() -> None:
+async def test_closing_stops_the_child_processes() -> None:
     pool = JudgePool(timeout_s=30.0, judges_max=1)
     await pool.equal("x+1", "1+x")
     child = judge_of(pool).pid
@@ -179,7 +181,7 @@ async def test_closing_ends_the_children() -> None:
     assert not psutil.pid_exists(child)
 
 
-async def test_closing_ends_a_comparison_in_progress_and_the_queue() -> None:
+async def test_closing_stops_the_running_comparison_and_the_queue() -> None:
     pool = JudgePool(timeout_s=1e6, judges_max=1)
     await pool.equal("x+1", "1+x")
     running, queued = (asyncio.create_task(pool.equal(f"{ENDLESS}+{n}", "1+x")) for n in range(2))
@@ -189,15 +191,15 @@ async def test_closing_ends_a_comparison_in_progress_and_the_queue() -> None:
     assert [type(result) for result in results] == [JudgeFailedError, asyncio.CancelledError]
 
 
-def test_a_child_leaves_when_its_parent_is_gone() -> None:
+def test_a_child_exits_when_its_parent_is_dead() -> None:
     judge = Judge()
     assert judge._child.stdin is not None
-    judge._child.stdin.close()  # what the kernel does when the parent dies
+    judge._child.stdin.close()  # the effect of the parent's death in the kernel
     assert judge._child.wait(100.0) == 0
     judge.close()
 
 
-def test_a_child_that_uses_no_cpu_is_given_up() -> None:
+def test_a_child_without_cpu_use_is_given_up() -> None:
     judge = Judge()
     try:
         os.kill(judge.pid, signal.SIGSTOP)
@@ -225,7 +227,7 @@ def started(code: str, monkeypatch: pytest.MonkeyPatch, stall_s: float) -> Judge
     return Judge(stall_s)
 
 
-def test_a_child_that_still_uses_the_cpu_is_waited_for_however_long_it_takes(
+def test_a_child_with_cpu_use_is_waited_for_without_a_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     used_s = itertools.count(1.0)
@@ -241,14 +243,16 @@ def test_a_child_that_still_uses_the_cpu_is_waited_for_however_long_it_takes(
         (CRASHING, "the math judge ended with status 3 before it was ready"),
     ],
 )
-def test_a_child_that_does_not_start_is_a_failure(
+def test_a_child_that_does_not_start_raises_an_error(
     code: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(JudgeFailedError, match=message):
         started(code, monkeypatch, stall_s=1.5)
 
 
-def test_a_child_that_cannot_work_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_with_a_missing_package_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(
         ConfigError, match="answers cannot be judged: no sympy; install math-verify"
     ):
@@ -276,7 +280,9 @@ def test_a_child_inherits_no_credentials() -> None:
     )
 
 
-def test_the_running_child_has_only_that_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_running_child_has_only_the_reduced_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in (
         "AWS_SECRET_ACCESS_KEY",
         "PREFECT_API_AUTH_STRING",
@@ -287,11 +293,11 @@ def test_the_running_child_has_only_that_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("ASTRAFLOW_STACK", "home")
     judge = Judge()
     try:
-        found = psutil.Process(judge.pid).environ()
+        result = psutil.Process(judge.pid).environ()
     finally:
         judge.close()
-    assert "secret" not in found.values()
-    assert found["ASTRAFLOW_STACK"] == "home", (
+    assert "secret" not in result.values()
+    assert result["ASTRAFLOW_STACK"] == "home", (
         "`astraflow down` finds a child that is left over by this mark"
     )
-    assert set(found) - {"LC_CTYPE"} <= ENVIRONMENT | {"PYTHONPATH"}
+    assert set(result) - {"LC_CTYPE"} <= ENVIRONMENT | {"PYTHONPATH"}

@@ -50,12 +50,12 @@ def answers_of(code: str, *questions: object) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize(("answer", "reference"), EQUAL)
-def test_different_words_for_the_same_thing_are_equal(answer: str, reference: str) -> None:
+def test_different_spellings_of_the_same_value_are_equal(answer: str, reference: str) -> None:
     assert judge(answer, reference)
 
 
 @pytest.mark.parametrize(("answer", "reference"), UNEQUAL)
-def test_what_is_not_the_same_thing_is_not_equal(answer: str, reference: str) -> None:
+def test_different_values_are_not_equal(answer: str, reference: str) -> None:
     assert not judge(answer, reference)
 
 
@@ -63,7 +63,7 @@ def test_what_is_not_the_same_thing_is_not_equal(answer: str, reference: str) ->
     "answer",
     ["", "}{", "\\frac{1}{", "\\frac{1}{0}", "???", "$$", "\\undefined{3}", "(" * 500, "(" * 20],
 )
-def test_what_cannot_be_read_equals_nothing(answer: str) -> None:
+def test_an_unreadable_answer_equals_nothing(answer: str) -> None:
     assert not judge(answer, "1")
     assert not judge(answer, "x+1")
 
@@ -103,33 +103,33 @@ def test_a_reference_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert math_judge._parsed_reference.cache_info().maxsize == REFERENCES_MAX
 
 
-def test_a_comparison_that_uses_too_much_cpu_is_ended_by_the_kernel_even_inside_c() -> None:
+def test_a_comparison_over_its_cpu_limit_is_killed_by_the_kernel_even_inside_c() -> None:
     child = answers_of(STUCK_IN_C, {"answer": "1", "reference": "1", "timeout_s": 0.1})
     assert child.returncode == -signal.SIGPROF
     assert child.stdout == '{"ready": true}\n'
 
 
-def test_time_in_which_the_judge_gets_no_cpu_does_not_count() -> None:
+def test_time_without_cpu_does_not_count() -> None:
     child = answers_of(IDLE, {"answer": "1", "reference": "1", "timeout_s": 0.3})
     assert child.returncode == 0
     assert child.stdout == '{"ready": true}\n{"equal": true}\n'
 
 
-def test_each_comparison_has_the_whole_time() -> None:
+def test_each_comparison_has_the_full_time_limit() -> None:
     code = "from rollout.rewards import math_judge\nmath_judge.judge = lambda *_: sum(range(6_000_000)) > 0\nmath_judge.main()"
     child = answers_of(
         code, *[{"answer": "1", "reference": "1", "timeout_s": 1.0}] * 20
-    )  # some 2 s of CPU in all
+    )  # about 2 s of CPU in total
     assert child.stdout.count('{"equal": true}') == 20
 
 
-def test_without_math_verify_the_child_says_so_and_leaves() -> None:
+def test_without_math_verify_the_child_reports_it_and_exits() -> None:
     child = answers_of(WITHOUT_THE_LIBRARY)
     assert child.returncode == 0
     assert "math_verify" in json.loads(child.stdout)["failed"]
 
 
-def test_pairs_of_the_table_are_written_once() -> None:
+def test_each_pair_of_the_table_is_written_once() -> None:
     assert len(set(EQUAL)) == len(EQUAL) >= 60
     assert len(set(UNEQUAL)) == len(UNEQUAL) >= 60
     assert not set(EQUAL) & set(UNEQUAL)

@@ -23,7 +23,7 @@ def prompt(answer: str) -> Prompt:
     return Prompt("p/0", {"question": "?", "answer": answer})
 
 
-async def test_an_answer_is_worth_one_or_nothing(reward: MathReward) -> None:
+async def test_an_answer_has_reward_one_or_zero(reward: MathReward) -> None:
     assert await reward.score("so \\boxed{12}", prompt("12")) == Judgement(1.0)
     assert await reward.score("so \\boxed{13}", prompt("12")) == Judgement(0.0)
     assert await reward.score("so 12", prompt("12")) == Judgement(0.0)
@@ -36,19 +36,19 @@ async def test_plain_answers_start_no_process(reward: MathReward) -> None:
     assert reward._judges._idle == []
 
 
-async def test_other_answers_go_to_a_judge(reward: MathReward) -> None:
+async def test_other_answers_are_sent_to_a_judge_process(reward: MathReward) -> None:
     assert await reward.score("\\boxed{1+x}", prompt("x+1")) == Judgement(1.0)
     assert await reward.score("\\boxed{2+x}", prompt("x+1")) == Judgement(0.0)
     assert len(reward._judges._idle) == 1
 
 
-async def test_a_reference_may_be_a_worked_solution_with_its_own_box(reward: MathReward) -> None:
+async def test_a_reference_can_be_a_worked_solution_with_a_box(reward: MathReward) -> None:
     assert await reward.score("\\boxed{0.6}", prompt("so it is \\boxed{0.6} meters")) == Judgement(
         1.0
     )
 
 
-async def test_an_answer_that_takes_too_long_to_judge_has_no_score() -> None:
+async def test_an_answer_over_the_judging_time_has_no_reward() -> None:
     impatient = MathReward(timeout_s=0.2)
     try:
         with pytest.raises(JudgeTimeoutError, match=r"no verdict within 0\.2 s of CPU time"):
@@ -57,7 +57,7 @@ async def test_an_answer_that_takes_too_long_to_judge_has_no_score() -> None:
         impatient.close()
 
 
-async def test_a_long_answer_is_searched_beside_the_event_loop(
+async def test_a_long_answer_is_searched_outside_the_event_loop(
     reward: MathReward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[bool] = []
@@ -86,10 +86,12 @@ async def test_a_repetition_of_100_kb_is_judged_in_less_than_a_second_of_cpu(
     start_s = time.process_time()
     for part in ("\\boxed{", "\\boxed{{}", "x = \\boxed{1 + ", "{\\boxed{"):
         assert await reward.score(part * (100_000 // len(part)), prompt("12")) == Judgement(0.0)
-    assert time.process_time() - start_s < 4.0  # some 0.1 s; the square of the length took minutes
+    assert time.process_time() - start_s < 4.0  # about 0.1 s; quadratic time would be minutes
 
 
-async def test_a_prompt_without_a_reference_says_which_setting_names_it(reward: MathReward) -> None:
+async def test_a_prompt_without_a_reference_names_the_setting_of_its_key(
+    reward: MathReward,
+) -> None:
     with pytest.raises(
         ConfigError, match=r"p/0 has no field `answer`.*it has question.*prompts\.answer"
     ):

@@ -6,7 +6,7 @@ from storage.errors import ConfigError
 from storage.records.rollouts import Prompt
 
 
-async def test_rewards_are_named_by_the_table_or_by_import_path() -> None:
+async def test_rewards_are_selected_by_name_or_by_import_path() -> None:
     for name in ("math", "rollout.rewards.math_reward:MathReward"):
         assert find_reward(name) is MathReward
         reward = make_reward(name, 1.0)
@@ -15,7 +15,7 @@ async def test_rewards_are_named_by_the_table_or_by_import_path() -> None:
         reward.close()
 
 
-def test_an_unknown_reward_is_refused_with_the_known_ones_and_its_key() -> None:
+def test_an_unknown_reward_is_refused_with_its_key_and_a_list_of_rewards() -> None:
     with pytest.raises(
         ConfigError, match=r"rollout\.workflow\.reward: 'maths' is not known; use one of math"
     ):

@@ -20,7 +20,7 @@ CONFIG = RolloutConfig(
 )
 
 
-async def test_a_pool_plays_with_exact_versions(memory_store: ObjectStore) -> None:
+async def test_a_pool_uses_the_exact_requested_versions(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver", "verifier"])
     publisher.publish(memory_store, "verifier", 1, tensors(1))
     pool = open_agent_pool(memory_store, CONFIG, SAMPLING)
@@ -35,7 +35,7 @@ async def test_a_pool_plays_with_exact_versions(memory_store: ObjectStore) -> No
     await pool.close()
 
 
-async def test_policies_of_the_same_base_model_share_one_tokenizer(
+async def test_policies_with_the_same_base_model_share_one_tokenizer(
     memory_store: ObjectStore,
 ) -> None:
     publish_base(memory_store, ["solver", "verifier"])
@@ -45,14 +45,14 @@ async def test_policies_of_the_same_base_model_share_one_tokenizer(
     await pool.close()
 
 
-async def test_closing_ends_every_engine(memory_store: ObjectStore) -> None:
+async def test_closing_the_pool_closes_every_engine(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver", "verifier"])
     pool = open_agent_pool(memory_store, CONFIG, SAMPLING)
     await pool.close()
     assert [engine.closed for engine in pool.engines.values()] == [True, True]  # type: ignore[attr-defined]  # ScriptedEngines
 
 
-async def test_the_newest_version_that_can_be_read_is_loaded(memory_store: ObjectStore) -> None:
+async def test_the_newest_readable_version_is_loaded(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver", "verifier"])
     for version in (1, 2):
         publisher.publish(memory_store, "solver", version, tensors(version))
@@ -69,7 +69,9 @@ async def test_the_newest_version_that_can_be_read_is_loaded(memory_store: Objec
     await pool.close()
 
 
-def test_before_the_base_models_there_is_no_pool(memory_store: ObjectStore) -> None:
+def test_opening_a_pool_before_the_base_models_exist_raises_not_found(
+    memory_store: ObjectStore,
+) -> None:
     publish_base(memory_store, ["solver"])
     with pytest.raises(NotFoundError):
         open_agent_pool(memory_store, CONFIG, SAMPLING)
@@ -92,7 +94,7 @@ def test_a_recipe_is_checked_without_a_store() -> None:
         check_agent_pool(RolloutConfig(workflow=WorkflowConfig(reward="maths")), SAMPLING)
 
 
-async def test_versions_that_were_retired_are_passed_by_and_damage_is_told(
+async def test_retired_versions_are_skipped_and_damage_is_reported(
     memory_store: ObjectStore,
 ) -> None:
     publish_base(memory_store, ["solver", "verifier"])

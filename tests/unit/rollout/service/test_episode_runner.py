@@ -37,7 +37,7 @@ PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "
 
 
 class Plays:
-    """A workflow that does what it is given to do."""
+    """A workflow with a given effect."""
 
     roles: tuple[str, ...] = ("solver",)
 
@@ -54,7 +54,7 @@ class Plays:
         return self.episode  # type: ignore[return-value]  # the very thing under test
 
 
-async def test_what_a_play_raises_is_recorded_and_the_others_go_on() -> None:
+async def test_an_exception_of_an_episode_is_recorded_and_the_others_continue() -> None:
     player = scripted_player("solver", lines("\\boxed{12}", "\\boxed{13}"))
     engine = player.engine
     assert isinstance(engine, ScriptedEngine)
@@ -73,7 +73,7 @@ async def test_what_a_play_raises_is_recorded_and_the_others_go_on() -> None:
 
 
 class Judged:
-    """A reward that is waited for, and then has no verdict or a score."""
+    """A reward that takes time and then has no verdict or a score."""
 
     error: Exception | None = None
 
@@ -90,7 +90,7 @@ class Judged:
     def close(self) -> None: ...
 
 
-async def test_an_answer_without_a_verdict_is_a_failed_episode_and_not_a_wrong_answer() -> None:
+async def test_an_answer_without_a_verdict_is_a_failed_episode_not_a_wrong_answer() -> None:
     workflow = SingleTurn(Judged(0.0, JudgeTimeoutError("no verdict within 5 s of CPU time")))
     player = scripted_player("solver", solve)
     group = await run_group(pool_of(workflow, solver=player), PROMPT, 2, seed=0)
@@ -98,16 +98,16 @@ async def test_an_answer_without_a_verdict_is_a_failed_episode_and_not_a_wrong_a
         "JudgeTimeoutError: no verdict within 5 s of CPU time"
     ] * 2
     routed = route_group(0, 0, group, "solver")
-    assert routed is None  # nothing of it reaches a baseline or a batch
+    assert routed is None  # no value of it is part of a baseline or a batch
 
 
-async def test_waiting_for_the_judge_is_not_the_episodes_time() -> None:
+async def test_the_episode_clock_stops_while_the_judge_works() -> None:
     pool = pool_of(SingleTurn(Judged(0.5)), timeout_s=0.3, solver=scripted_player("solver", solve))
     episode = await run_episode(pool, PROMPT, seed=0)
     assert (episode.error, episode.reward) == (None, 1.0)
 
 
-async def test_a_play_that_hangs_is_cut_by_its_timeout() -> None:
+async def test_an_episode_that_hangs_is_cancelled_by_its_timeout() -> None:
     pool = pool_of(Plays(hangs=True), timeout_s=0.05, solver=scripted_player("solver", solve))
     episode = await run_episode(pool, PROMPT, seed=0)
     assert (episode.error, episode.sequences, episode.reward) == ("timeout after 0.05 s", (), 0.0)
@@ -146,7 +146,7 @@ async def test_a_play_that_hangs_is_cut_by_its_timeout() -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-async def test_the_exception_of_a_workflow_decides_the_kind_of_the_failure(
+async def test_the_exception_of_a_workflow_determines_the_failure_kind(
     error: Exception, kind: FailureKind, message: str
 ) -> None:
     pool = pool_of(Plays(error=error), solver=scripted_player("solver", solve))
@@ -155,7 +155,7 @@ async def test_the_exception_of_a_workflow_decides_the_kind_of_the_failure(
 
 
 class Diary:
-    """A workflow with as many turns as the context has space for."""
+    """A workflow with turns until the context is full."""
 
     roles: tuple[str, ...] = ("solver",)
 
@@ -172,7 +172,7 @@ class Diary:
         (3, FailureKind.WORKFLOW_BUG, "ContextFullError"),
     ],
 )
-async def test_a_context_filled_by_answers_is_the_models_failure_and_a_long_prompt_is_not(
+async def test_a_context_filled_by_answers_is_a_model_failure_and_a_long_prompt_is_not(
     tokens_max: int, kind: FailureKind, error: str
 ) -> None:
     player = scripted_player("solver", solve)
@@ -183,7 +183,7 @@ async def test_a_context_filled_by_answers_is_the_models_failure_and_a_long_prom
     assert episode.error == f"{error}: {len(player.engine.asked[-1][0])} tokens"
 
 
-async def test_a_request_that_the_engine_aborts_is_a_failure_of_the_infrastructure() -> None:
+async def test_a_request_aborted_by_the_engine_is_an_infrastructure_failure() -> None:
     player = scripted_player("solver", solve)
     assert isinstance(player.engine, ScriptedEngine)
     player.engine.aborts = True
@@ -205,7 +205,7 @@ async def test_a_request_that_the_engine_aborts_is_a_failure_of_the_infrastructu
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-async def test_what_a_reward_raises_is_told_from_what_the_workflow_raises(
+async def test_exceptions_of_rewards_and_of_workflows_have_different_failure_kinds(
     monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: FailureKind, message: str
 ) -> None:
     monkeypatch.setattr(Judged, "error", raised)
@@ -253,7 +253,7 @@ async def test_what_a_reward_raises_is_told_from_what_the_workflow_raises(
         ),
     ],
 )
-async def test_what_cannot_be_stored_is_an_error_of_the_episode(
+async def test_an_episode_that_cannot_be_stored_is_a_failed_episode(
     returned: object, error: str
 ) -> None:
     pool = pool_of(Plays(returned), solver=scripted_player("solver", solve))
@@ -261,7 +261,7 @@ async def test_what_cannot_be_stored_is_an_error_of_the_episode(
     assert (episode.error, episode.failure_kind) == (error, FailureKind.WORKFLOW_BUG)
 
 
-async def test_a_workflow_may_return_a_failed_episode_with_its_sequences() -> None:
+async def test_a_workflow_can_return_a_failed_episode_with_its_sequences() -> None:
     failed = Episode(
         sequences=(builders.sequence(starts_episode=False),),
         reward=0.0,
@@ -274,7 +274,7 @@ async def test_a_workflow_may_return_a_failed_episode_with_its_sequences() -> No
     assert [sequence.starts_episode for sequence in episode.sequences] == [True]
 
 
-async def test_rewards_of_any_number_type_become_plain_numbers() -> None:
+async def test_rewards_of_any_numeric_type_become_floats() -> None:
     pool = pool_of(
         Plays(Episode(sequences=(), reward=np.float32(0.5), metrics={"x": np.float64(1)})),
         solver=scripted_player("solver", solve),
@@ -283,7 +283,7 @@ async def test_rewards_of_any_number_type_become_plain_numbers() -> None:
     assert (type(episode.reward), episode.reward, type(episode.metrics["x"])) == (float, 0.5, float)
 
 
-async def test_a_broken_engine_is_no_episodes_fault() -> None:
+async def test_a_broken_engine_is_not_an_episode_failure() -> None:
     def broken(_prompt: str, _seed: int) -> str:
         raise EngineFailedError("the engine ran out of memory")
 
@@ -292,7 +292,7 @@ async def test_a_broken_engine_is_no_episodes_fault() -> None:
         await run_prompts(pool, [PROMPT, PROMPT], 2, seed=0)
 
 
-async def test_the_same_seed_plays_the_same_and_every_sample_differently() -> None:
+async def test_equal_seeds_give_equal_episodes_and_samples_differ() -> None:
     async def answers(seed: int) -> list[float]:
         pool = pool_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", guess))
         groups = await run_prompts(pool, [PROMPT, PROMPT], 8, seed)
@@ -305,17 +305,17 @@ async def test_the_same_seed_plays_the_same_and_every_sample_differently() -> No
     assert first[:8] != first[8:]
 
 
-async def test_groups_come_in_the_order_of_their_prompts_and_every_episode_is_told() -> None:
-    told: list[Episode] = []
+async def test_groups_are_in_prompt_order_and_each_episode_is_reported() -> None:
+    reported: list[Episode] = []
     prompts = [Prompt(f"p/{n}", {"question": f"{n}+1=?", "answer": str(n + 1)}) for n in range(5)]
     pool = pool_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", solve))
-    groups = await run_prompts(pool, prompts, 2, seed=0, on_episode=told.append)
+    groups = await run_prompts(pool, prompts, 2, seed=0, on_episode=reported.append)
     assert [group.prompt.id for group in groups] == ["p/0", "p/1", "p/2", "p/3", "p/4"]
     assert [episode.reward for group in groups for episode in group.episodes] == [1.0] * 10
-    assert len(told) == 10
+    assert len(reported) == 10
 
 
-async def test_no_more_episodes_play_at_once_than_there_are_places() -> None:
+async def test_the_number_of_concurrent_episodes_is_limited() -> None:
     class Counting:
         roles: tuple[str, ...] = ("solver",)
         most = 0
@@ -331,5 +331,5 @@ async def test_no_more_episodes_play_at_once_than_there_are_places() -> None:
     workflow = Counting()
     pool = pool_of(workflow, solver=player)
     await run_group(pool, PROMPT, 20, seed=0)
-    assert workflow.most == 6  # two for each of the engine's three places
+    assert workflow.most == 6  # two for each of the engine's three slots
     assert pool.running == 0

@@ -49,11 +49,11 @@ def claims_of(run: ObjectStore, clock: Clock, worker: str = "a") -> OrderLeasing
 
 
 def numbers(*claims: OrderLeasing) -> list[int | None]:
-    found = [each.next() for each in claims]
-    return [claim.order.number if claim else None for claim in found]
+    result = [each.next() for each in claims]
+    return [claim.order.number if claim else None for claim in result]
 
 
-def test_the_lowest_open_orders_come_first_and_each_once(memory_store: ObjectStore) -> None:
+def test_the_lowest_open_orders_are_leased_first_and_once(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 3)
     shards.create(memory_store, builders.shard(order=0))
     claims = claims_of(memory_store, Clock())
@@ -67,7 +67,7 @@ def test_two_workers_share_the_orders(memory_store: ObjectStore) -> None:
     assert numbers(a, b, b, a, a, b) == [0, 1, 2, 3, None, None]
 
 
-def test_an_order_given_back_is_open_to_others_soon(memory_store: ObjectStore) -> None:
+def test_a_released_order_is_soon_open_to_others(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 1)
     clock = Clock()
     a, b = claims_of(memory_store, clock, "a"), claims_of(memory_store, clock, "b")
@@ -75,7 +75,7 @@ def test_an_order_given_back_is_open_to_others_soon(memory_store: ObjectStore) -
     assert held is not None
     assert numbers(b) == [None]
     a.give_back(held)
-    clock.now_s += 1.0  # others' orders are looked at again after a second
+    clock.now_s += 1.0  # orders of other workers are polled again after a second
     taken = b.next()
     assert taken is not None
     assert taken.lease == Lease(
@@ -83,7 +83,7 @@ def test_an_order_given_back_is_open_to_others_soon(memory_store: ObjectStore) -
     )
 
 
-def test_a_dead_workers_order_is_taken_over_after_the_leases_time(
+def test_an_order_of_a_dead_worker_is_leased_after_the_ttl(
     memory_store: ObjectStore,
 ) -> None:
     write_orders(memory_store, 1)
@@ -103,7 +103,9 @@ def test_a_dead_workers_order_is_taken_over_after_the_leases_time(
         a.renew(held)
 
 
-def test_an_order_answered_by_another_is_not_looked_for_again(memory_store: ObjectStore) -> None:
+def test_an_order_answered_by_another_worker_is_not_searched_again(
+    memory_store: ObjectStore,
+) -> None:
     write_orders(memory_store, 2)
     clock = Clock()
     a, b = claims_of(memory_store, clock, "a"), claims_of(memory_store, clock, "b")
@@ -114,7 +116,7 @@ def test_an_order_answered_by_another_is_not_looked_for_again(memory_store: Obje
     assert leases.read_newest(memory_store, 0).attempt == 0  # type: ignore[union-attr]  # it exists: worker a made it
 
 
-def test_an_unreadable_lease_holds_no_order(memory_store: ObjectStore) -> None:
+def test_an_unreadable_lease_does_not_protect_an_order(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 1)
     memory_store.put("leases/00000000.0000.json", b'{"format":1,"wri')
     claim = claims_of(memory_store, Clock()).next()
@@ -123,7 +125,7 @@ def test_an_unreadable_lease_holds_no_order(memory_store: ObjectStore) -> None:
 
 
 class SlowRenewal:
-    """A backend whose first overwriting takes until `go` is set."""
+    """A backend whose first overwrite blocks until `go` is set."""
 
     def __init__(self, backend: Backend) -> None:
         self.under_way, self.go = threading.Event(), threading.Event()
@@ -139,7 +141,7 @@ class SlowRenewal:
         return getattr(self._backend, name)
 
 
-def test_a_renewal_under_way_does_not_undo_that_the_order_is_given_back(
+def test_a_concurrent_renewal_does_not_undo_a_release(
     memory_store: ObjectStore,
 ) -> None:
     write_orders(memory_store, 1)
@@ -152,7 +154,7 @@ def test_a_renewal_under_way_does_not_undo_that_the_order_is_given_back(
     renews.start()
     assert slow.under_way.wait(PATIENCE_S)
     gives_back.start()
-    gives_back.join(0.2)  # it waits for the renewal; one that did not would be through by now
+    gives_back.join(0.2)  # it waits for the renewal; otherwise it would be finished by now
     slow.go.set()
     renews.join()
     gives_back.join()
@@ -163,7 +165,7 @@ def test_a_renewal_under_way_does_not_undo_that_the_order_is_given_back(
         claims.renew(held)
 
 
-def test_an_unreadable_order_is_left_alone_and_the_next_one_is_found(
+def test_an_unreadable_order_is_skipped_and_the_next_one_is_found(
     memory_store: ObjectStore,
 ) -> None:
     write_orders(memory_store, 2)
@@ -171,7 +173,7 @@ def test_an_unreadable_order_is_left_alone_and_the_next_one_is_found(
     assert numbers(claims_of(memory_store, Clock())) == [1]
 
 
-def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
+def test_a_hint_avoids_requests_for_old_orders(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 6)
     for number in range(4):
         shards.create(memory_store, builders.shard(order=number))
@@ -182,17 +184,17 @@ def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
     assert claims._floor == 4
 
 
-def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None:
+def test_a_false_hint_hides_no_order_permanently(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 4)
     shards.create(memory_store, builders.shard(order=2))
     with HeartbeatWriter(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
         pulse.update(progress=DataflowProgress(closed_below=3))
     claims = claims_of(memory_store, Clock())
-    found = [number for number in numbers(*[claims] * 10) if number is not None]
-    assert found == [3, 1, 0]
+    result = [number for number in numbers(*[claims] * 10) if number is not None]
+    assert result == [3, 1, 0]
 
 
-def test_a_hint_beyond_every_order_is_no_hint(memory_store: ObjectStore) -> None:
+def test_a_hint_beyond_the_last_order_is_ignored(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 2)
     with HeartbeatWriter(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
         pulse.update(progress=DataflowProgress(closed_below=2**53))

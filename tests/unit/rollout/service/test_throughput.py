@@ -15,7 +15,7 @@ def test_episodes_failures_tokens_and_orders_are_counted() -> None:
     )
 
 
-def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
+def test_the_rate_covers_the_last_ten_seconds() -> None:
     now_s = 0.0
     tally = Throughput(lambda: now_s)
     assert tally.tokens_per_s() == 0.0

@@ -13,7 +13,7 @@ from tests.support.stores.damaged_weights import spoil
 
 
 @pytest.fixture
-def pulse(memory_store: ObjectStore) -> HeartbeatWriter:
+def heartbeat_writer(memory_store: ObjectStore) -> HeartbeatWriter:
     return HeartbeatWriter(memory_store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0)
 
 
@@ -25,21 +25,21 @@ async def engine_at(run: ObjectStore, version: int) -> ScriptedEngine:
     return engine
 
 
-async def test_nothing_newer_changes_nothing(
-    memory_store: ObjectStore, pulse: HeartbeatWriter
+async def test_without_a_newer_version_nothing_changes(
+    memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter
 ) -> None:
     engine = await engine_at(memory_store, 1)
-    assert not await WeightSync(memory_store, "solver", engine, 0.1, pulse).refresh()
+    assert not await WeightSync(memory_store, "solver", engine, 0.1, heartbeat_writer).refresh()
     assert engine.version == 1
 
 
-async def test_the_newest_version_is_loaded_and_those_between_are_skipped(
-    memory_store: ObjectStore, pulse: HeartbeatWriter
+async def test_the_newest_version_is_loaded_and_versions_between_are_skipped(
+    memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter
 ) -> None:
     engine = await engine_at(memory_store, 1)
     for version in (2, 3, 4):
         publisher.publish(memory_store, "solver", version, tensors(version))
-    assert await WeightSync(memory_store, "solver", engine, 0.1, pulse).refresh()
+    assert await WeightSync(memory_store, "solver", engine, 0.1, heartbeat_writer).refresh()
     assert engine.version == 4
     assert (
         engine.digest(4)
@@ -48,21 +48,21 @@ async def test_the_newest_version_is_loaded_and_those_between_are_skipped(
     )
     with pytest.raises(KeyError):
         engine.digest(3)
-    assert pulse.last.versions == {"solver": 4}
-    assert pulse.last.seconds["refresh"] > 0
+    assert heartbeat_writer.last.versions == {"solver": 4}
+    assert heartbeat_writer.last.seconds["refresh"] > 0
 
 
-async def test_damaged_weights_are_never_served_and_are_told(
-    memory_store: ObjectStore, pulse: HeartbeatWriter
+async def test_damaged_weights_are_never_loaded_and_are_reported(
+    memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter
 ) -> None:
     engine = await engine_at(memory_store, 1)
     publisher.publish(memory_store, "solver", 2, tensors(2))
     spoil(memory_store, "solver", 2)
-    refresher = WeightSync(memory_store, "solver", engine, 0.1, pulse)
+    refresher = WeightSync(memory_store, "solver", engine, 0.1, heartbeat_writer)
     assert not await refresher.refresh()
     assert not await refresher.refresh()
     assert engine.version == 1
-    assert pulse.last.note.startswith("solver stays at version 1: ")
+    assert heartbeat_writer.last.note.startswith("solver stays at version 1: ")
     assert (refresher.failures, refresher.wait_reason) == (2, WaitReason.DAMAGED_OBJECT)
     publisher.publish(memory_store, "solver", 3, tensors(3))
     assert await refresher.refresh()

@@ -43,21 +43,23 @@ def held(run: ObjectStore, order: int) -> Lease:
 
 
 def version_bytes(run: ObjectStore, policy: str) -> int:
-    """What a worker reads of version 0: its files once, its manifest for them and for the
+    """Bytes that a worker reads of version 0: its files once, its manifest for them and for the
     tensors.
     """
     keys = run.list(layout.weights(policy, 0))
     return sum(len(run.get(key)) * (2 if key.endswith("/manifest.json") else 1) for key in keys)
 
 
-def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: ObjectStore) -> None:
+def test_each_order_becomes_a_shard_of_the_episodes_of_its_prompts(
+    memory_store: ObjectStore,
+) -> None:
     publish_base(memory_store, ["solver", "verifier"])
     write_orders(memory_store, 3)
     with RunningWorker(memory_store, config("actor_and_verify")) as worker:
         until(answered(memory_store, 3))
         until(lambda: progress_of(worker.beat, RolloutProgress).orders_done == 3)
         runs.request_stop(memory_store, OVER)
-        beat = worker.join()
+        heartbeat = worker.join()
     digest = manifests.read_manifest(memory_store, "solver", 0).digest
     for number in range(3):
         shard = shards.read(memory_store, number)
@@ -84,7 +86,7 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
         for sequence in episode.sequences
     )
     policies = ("solver", "verifier")
-    assert beat.progress == RolloutProgress(
+    assert heartbeat.progress == RolloutProgress(
         orders_done=3,
         episodes=12,
         tokens=sampled,
@@ -92,11 +94,11 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
         weights_bytes_home={policy: version_bytes(memory_store, policy) for policy in policies},
         refresh_failures=dict.fromkeys(policies, 0),
     )
-    assert beat.versions == {"solver": 0, "verifier": 0}
-    assert {"wait", "generate", "store"} <= set(beat.seconds)
+    assert heartbeat.versions == {"solver": 0, "verifier": 0}
+    assert {"wait", "generate", "store"} <= set(heartbeat.seconds)
 
 
-def test_a_worker_with_a_mirror_tells_what_it_read_from_there(memory_store: ObjectStore) -> None:
+def test_a_worker_with_a_mirror_reports_the_bytes_read_from_it(memory_store: ObjectStore) -> None:
     run, url = memory_store.sub("runs/one"), "memory://a-mirror-of-a-worker"
     publish_base(run, ["solver"])
     write_orders(run, 1)
@@ -112,7 +114,7 @@ def test_a_worker_with_a_mirror_tells_what_it_read_from_there(memory_store: Obje
     assert progress.shard_bytes == len(run.get(layout.shard(0)))
 
 
-def test_two_workers_do_every_order_exactly_once(local_store: ObjectStore) -> None:
+def test_two_workers_process_each_order_exactly_once(local_store: ObjectStore) -> None:
     publish_base(local_store, ["solver"], delay_s=0.02)
     write_orders(local_store, 20)
     settings = config()
@@ -123,8 +125,8 @@ def test_two_workers_do_every_order_exactly_once(local_store: ObjectStore) -> No
         until(answered(local_store, 20))
         runs.request_stop(local_store, OVER)
         beats = [a.join(), b.join()]
-    assert sum(progress_of(beat, RolloutProgress).orders_done for beat in beats) == 20
-    assert all(progress_of(beat, RolloutProgress).orders_done > 0 for beat in beats)
+    assert sum(progress_of(heartbeat, RolloutProgress).orders_done for heartbeat in beats) == 20
+    assert all(progress_of(heartbeat, RolloutProgress).orders_done > 0 for heartbeat in beats)
     assert [held(local_store, number).attempt for number in range(20)] == [0] * 20
     assert {shards.read(local_store, number).worker for number in range(20)} == {"a", "b"}
 
@@ -146,19 +148,19 @@ def test_an_order_whose_lease_is_lost_is_dropped(memory_store: ObjectStore) -> N
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config(lease_ttl_s=0.3)) as worker:
         until(lambda: memory_store.exists(layout.lease(0, 0)))
-        rival = Lease(
+        competitor = Lease(
             order=0, attempt=1, worker="rollout-eu-west-0", region="eu-west", write_id="rival"
         )
-        memory_store.create(layout.lease(0, 1), encode(rival))
+        memory_store.create(layout.lease(0, 1), encode(competitor))
         until(lambda: "order 0 is another worker's now" in worker.beat.note)
         until(lambda: progress_of(worker.beat, RolloutProgress).running == 0)
         worker.stop()
         worker.join()
-    assert held(memory_store, 0) == rival
+    assert held(memory_store, 0) == competitor
     assert not shards.exists(memory_store, 0)
 
 
-def test_a_lease_is_kept_alive_while_its_order_is_played(memory_store: ObjectStore) -> None:
+def test_a_lease_is_renewed_while_its_order_is_processed(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=1.0)
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config(lease_ttl_s=0.3)):
@@ -169,8 +171,8 @@ def test_a_lease_is_kept_alive_while_its_order_is_played(memory_store: ObjectSto
 
 
 class Steps:
-    """Stands for `asyncio.sleep`: passes at once, writes down how long each pause was to be, and
-    ends the task after a few.
+    """Stands for `asyncio.sleep`: returns immediately, records the length of each pause, and ends
+    the task after a few.
     """
 
     def __init__(self, count: int) -> None:
@@ -185,14 +187,14 @@ class Steps:
         await self._sleep(0)
 
 
-async def test_leases_of_all_orders_in_play_are_renewed_three_times_in_their_time_to_live(
+async def test_leases_of_all_active_orders_are_renewed_three_times_per_ttl(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_orders(memory_store, 2)
-    pulse = HeartbeatWriter(
+    heartbeat_writer = HeartbeatWriter(
         memory_store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0, region="us-east"
     )
-    lifetime = Lifetime(memory_store, pulse, threading.Event())
+    lifetime = Lifetime(memory_store, heartbeat_writer, threading.Event())
     settings = config(lease_ttl_s=36.0)
     run, at_home = traffic.counted(memory_store)
     worker = Worker(run, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", at_home, None)
@@ -219,7 +221,7 @@ class _NeverPlays:
         raise AssertionError("nothing is played here")
 
 
-def test_workers_leave_when_the_dataflow_needs_no_further_shard(memory_store: ObjectStore) -> None:
+def test_workers_end_when_the_dataflow_needs_no_more_shards(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=30.0)
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config(drain_s=1000.0)) as worker:
@@ -230,7 +232,7 @@ def test_workers_leave_when_the_dataflow_needs_no_further_shard(memory_store: Ob
     assert not shards.exists(memory_store, 0)
 
 
-def test_draining_finishes_what_is_in_play_and_takes_nothing_new(memory_store: ObjectStore) -> None:
+def test_draining_finishes_active_orders_and_leases_no_new_ones(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=0.4)
     write_orders(memory_store, 8)
     with RunningWorker(memory_store, config(orders_ahead=2)) as worker:
@@ -243,7 +245,7 @@ def test_draining_finishes_what_is_in_play_and_takes_nothing_new(memory_store: O
     assert not memory_store.exists(layout.lease(2, 0))
 
 
-def test_what_draining_cannot_finish_is_given_back_and_open_at_once(
+def test_orders_that_draining_cannot_finish_are_released_immediately(
     memory_store: ObjectStore,
 ) -> None:
     publish_base(memory_store, ["solver"], delay_s=30.0)
@@ -257,7 +259,7 @@ def test_what_draining_cannot_finish_is_given_back_and_open_at_once(
     assert leases.take(memory_store, 0, "b", "eu-west", watch) is not None
 
 
-def test_when_the_run_is_over_orders_are_given_back_without_finishing_them(
+def test_orders_are_released_unfinished_at_the_end_of_the_run(
     memory_store: ObjectStore,
 ) -> None:
     publish_base(memory_store, ["solver"], delay_s=30.0)
@@ -269,7 +271,7 @@ def test_when_the_run_is_over_orders_are_given_back_without_finishing_them(
     assert held(memory_store, 0).released
 
 
-def test_an_order_that_took_too_many_workers_is_answered_with_failed_episodes(
+def test_an_order_that_killed_too_many_workers_is_answered_with_failed_episodes(
     memory_store: ObjectStore,
 ) -> None:
     publish_base(memory_store, ["solver"])
@@ -289,7 +291,7 @@ def test_an_order_that_took_too_many_workers_is_answered_with_failed_episodes(
     ] * 4
 
 
-def test_an_order_that_was_given_back_again_and_again_is_played(memory_store: ObjectStore) -> None:
+def test_an_order_released_repeatedly_is_still_processed(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"])
     write_orders(memory_store, 1)
     for attempt in range(3):
@@ -306,16 +308,16 @@ def test_an_order_that_was_given_back_again_and_again_is_played(memory_store: Ob
     assert [episode.error for group in shard.groups for episode in group.episodes] == [None] * 4
 
 
-def test_failed_episodes_are_counted_and_the_shard_is_made(memory_store: ObjectStore) -> None:
+def test_failed_episodes_are_counted_and_the_shard_is_written(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], script="tests.support.runs.fakes:fail")
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config()) as worker:
         until(answered(memory_store, 1))
         worker.stop()
-        beat = worker.join()
+        heartbeat = worker.join()
     assert (
-        progress_of(beat, RolloutProgress).episodes,
-        progress_of(beat, RolloutProgress).episodes_failed,
+        progress_of(heartbeat, RolloutProgress).episodes,
+        progress_of(heartbeat, RolloutProgress).episodes_failed,
     ) == (4, 4)
     assert (
         shards.read(memory_store, 0).groups[0].episodes[0].error
@@ -323,7 +325,7 @@ def test_failed_episodes_are_counted_and_the_shard_is_made(memory_store: ObjectS
     )
 
 
-def test_new_weights_are_taken_up_in_the_middle_of_an_answer(memory_store: ObjectStore) -> None:
+def test_new_weights_are_loaded_in_the_middle_of_an_answer(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=1.0)
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config()):
@@ -340,7 +342,7 @@ def test_new_weights_are_taken_up_in_the_middle_of_an_answer(memory_store: Objec
     assert versions[versions != NOT_SAMPLED].tolist() == [0, 0, 1, 1]  # \boxed{ · 0 · } · the end
 
 
-def test_a_store_that_fails_for_a_while_breaks_nothing(memory_store: ObjectStore) -> None:
+def test_a_temporary_failure_of_the_store_stops_no_worker(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=0.05)
     write_orders(memory_store, 6)
     backend = Absent(memory_store.backend)
@@ -354,7 +356,7 @@ def test_a_store_that_fails_for_a_while_breaks_nothing(memory_store: ObjectStore
         worker.join()
 
 
-def test_a_worker_that_drains_stores_its_shard_as_soon_as_the_store_answers(
+def test_a_draining_worker_stores_its_shard_as_soon_as_the_store_responds(
     memory_store: ObjectStore,
 ) -> None:
     publish_base(memory_store, ["solver"])
@@ -372,7 +374,7 @@ def test_a_worker_that_drains_stores_its_shard_as_soon_as_the_store_answers(
 
 
 @pytest.mark.parametrize("num_orders", [0, 1])
-def test_a_worker_notices_in_the_middle_of_a_pause_that_it_must_stop(
+def test_a_stop_request_ends_the_pause_of_a_worker(
     memory_store: ObjectStore, num_orders: int
 ) -> None:
     publish_base(memory_store, ["solver"], delay_s=PATIENCE_S)
@@ -402,9 +404,7 @@ def test_a_broken_engine_ends_the_worker(memory_store: ObjectStore) -> None:
 
 
 class Absent:
-    """A backend that fails while it is `away`: every call, or only those such as "create
-    shards/".
-    """
+    """A backend that fails while `away` is set: every call, or only those such as "create shards/"."""
 
     def __init__(self, backend: Backend, only: str = "") -> None:
         self.away = False

@@ -38,7 +38,7 @@ IDLE_S = 3600.0
         MirrorProgress(mirrored_bytes={"solver": 2**53}),
     ],
 )
-def test_every_progress_record_is_read_as_it_was_written(
+def test_each_progress_record_is_read_back_unchanged(
     memory_store: ObjectStore, progress: Progress
 ) -> None:
     (kind,) = (kind for kind, record in PROGRESS_OF.items() if record is type(progress))
@@ -46,7 +46,7 @@ def test_every_progress_record_is_read_as_it_was_written(
     assert readable(memory_store) == [builders.heartbeat(kind, "member", progress=progress)]
 
 
-def test_an_unreadable_beat_hides_no_other(memory_store: ObjectStore) -> None:
+def test_an_unreadable_heartbeat_does_not_hide_the_others(memory_store: ObjectStore) -> None:
     for member in ("a", "b"):
         with HeartbeatWriter(memory_store, "rollout", member, 0, IDLE_S):
             pass
@@ -82,7 +82,7 @@ NUMBERS = (
 
 
 def body(name: str = "", value: str = "") -> bytes:
-    """A worker's heartbeat in which one field, `inner` ones after dots, has the JSON `value`."""
+    """A worker's heartbeat in which one field (a path with dots: `inner`) has the JSON `value`."""
     fields: Any = "PLACE"
     for part in reversed(name.split(".") if name else ()):
         fields = {part: fields}
@@ -91,7 +91,7 @@ def body(name: str = "", value: str = "") -> bytes:
 
 @pytest.mark.parametrize("value", ABSURD)
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_beat_with_an_absurd_number_is_unreadable_and_says_where(
+def test_a_heartbeat_with_an_extreme_number_is_unreadable_and_the_field_is_named(
     memory_store: ObjectStore, name: str, value: str
 ) -> None:
     memory_store.put(WORKER_KEY, body(name, value))
@@ -102,7 +102,7 @@ def test_a_beat_with_an_absurd_number_is_unreadable_and_says_where(
     assert WORKER_KEY in found.unreadable[WORKER_KEY]
 
 
-def test_the_largest_numbers_that_a_beat_may_hold_are_read(memory_store: ObjectStore) -> None:
+def test_a_heartbeat_with_the_largest_allowed_numbers_is_read(memory_store: ObjectStore) -> None:
     for name, most in (
         *((name, 2**63 - 1) for name in ("attempt", "beats", "pid", "versions.solver")),
         *((name, 2**53) for name in ("progress.orders_done", "rates.tokens_per_s", "seconds.wait")),
@@ -116,7 +116,7 @@ def test_the_largest_numbers_that_a_beat_may_hold_are_read(memory_store: ObjectS
         parse(body("beat_s", "253402300800"), WORKER_KEY)
 
 
-def test_a_beat_under_another_members_key_or_of_a_region_that_is_no_name_is_unreadable() -> None:
+def test_a_heartbeat_at_a_wrong_key_or_of_an_invalid_region_is_unreadable() -> None:
     with pytest.raises(
         CorruptError,
         match=r"-0\.json holds the heartbeat of heartbeats/rollout/rollout-us-east-1\.json",
@@ -130,12 +130,12 @@ def test_a_beat_under_another_members_key_or_of_a_region_that_is_no_name_is_unre
         parse(body() + b" " * (1_000_001 - len(body())), WORKER_KEY)
 
 
-def test_a_long_text_of_a_beat_is_cut() -> None:
+def test_a_long_text_of_a_heartbeat_is_shortened() -> None:
     assert parse(body("note", json.dumps("x" * 5_000)), WORKER_KEY).note == "x" * 2_000
 
 
 def test_a_heartbeat_of_an_earlier_release_is_read() -> None:
-    """It has gauges apart, numbers by policy under names with the policy, and no wait reason."""
+    """It has separate gauges, numbers by policy under names with the policy, and no wait reason."""
     changes = {
         "state": "working",
         "progress": {"orders_done": 7.0, "weights_bytes_home_my_solver": 12, "x_solver": 3},
@@ -143,9 +143,9 @@ def test_a_heartbeat_of_an_earlier_release_is_read() -> None:
     }
     old = {**BEAT, **changes}
     del old["by_policy"], old["wait_reason"]
-    beat = parse(json.dumps(old).encode(), WORKER_KEY)
-    assert (beat.state, beat.wait_reason) == (ServiceState.WORKING, WaitReason.NONE)
-    assert beat.progress == RolloutProgress(
+    heartbeat = parse(json.dumps(old).encode(), WORKER_KEY)
+    assert (heartbeat.state, heartbeat.wait_reason) == (ServiceState.WORKING, WaitReason.NONE)
+    assert heartbeat.progress == RolloutProgress(
         orders_done=7,
         tokens_per_s=512.0,
         running=2,
@@ -158,7 +158,7 @@ def test_a_heartbeat_of_an_earlier_release_is_read() -> None:
     assert read == DataflowProgress(closed_below=3, batches={"solver": 4}, filtered={"solver": 2})
 
 
-def test_what_a_newer_release_adds_is_shown_or_ignored() -> None:
+def test_fields_and_states_of_a_newer_release_are_shown_or_ignored() -> None:
     changes = {
         "state": "hibernating",
         "wait_reason": "moonlight",
@@ -166,9 +166,13 @@ def test_what_a_newer_release_adds_is_shown_or_ignored() -> None:
         "by_policy": {"dreams": {"solver": 2}},
         "mood": ["good"],
     }
-    beat = parse(json.dumps({**BEAT, **changes}).encode(), WORKER_KEY)
-    assert (beat.state, beat.wait_reason, beat.has_ended) == ("hibernating", "moonlight", False)
-    assert beat.progress == RolloutProgress(orders_done=7)
+    heartbeat = parse(json.dumps({**BEAT, **changes}).encode(), WORKER_KEY)
+    assert (heartbeat.state, heartbeat.wait_reason, heartbeat.has_ended) == (
+        "hibernating",
+        "moonlight",
+        False,
+    )
+    assert heartbeat.progress == RolloutProgress(orders_done=7)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +185,6 @@ def test_what_a_newer_release_adds_is_shown_or_ignored() -> None:
         {"progress": {"refresh_s": 1.0}, "by_policy": {"refresh_s": {"solver": -1}}},
     ],
 )
-def test_progress_of_another_form_is_unreadable(changes: dict[str, Any]) -> None:
+def test_progress_of_another_record_type_is_unreadable(changes: dict[str, Any]) -> None:
     with pytest.raises(CorruptError, match=WORKER_KEY):
         parse(json.dumps({**BEAT, **changes}).encode(), WORKER_KEY)

@@ -13,7 +13,7 @@ from storage.store.object_store import ObjectStore
 
 
 class Clock:
-    """Seconds that pass only when a test says so."""
+    """A clock that only a test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -27,8 +27,8 @@ REQUESTS_MAX = 100
 
 @dataclass
 class ManyLeases:
-    """Objects among which order 7 has `num_leases` released leases, the newest `num_unreadable`
-    of them damaged. It counts requests, and fails after REQUESTS_MAX of them.
+    """Objects in which order 7 has `num_leases` released leases, the newest `num_unreadable` of
+    them damaged. Counts requests, and fails after REQUESTS_MAX of them.
     """
 
     num_leases: int
@@ -86,7 +86,9 @@ def taken(store: ObjectStore, worker: str, watch: LeaseWatch) -> Lease:
     return lease
 
 
-def test_a_free_order_is_taken_at_attempt_0(memory_store: ObjectStore, watch: LeaseWatch) -> None:
+def test_an_order_without_a_lease_is_leased_at_attempt_0(
+    memory_store: ObjectStore, watch: LeaseWatch
+) -> None:
     lease = taken(memory_store, "a", watch)
     assert (lease.order, lease.attempt, lease.worker, lease.region, lease.renewals) == (
         7,
@@ -98,7 +100,7 @@ def test_a_free_order_is_taken_at_attempt_0(memory_store: ObjectStore, watch: Le
     assert memory_store.list() == ["leases/00000007.0000.json"]
 
 
-def test_a_lease_that_is_renewed_is_never_taken(
+def test_a_renewed_lease_is_never_taken_over(
     memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
 ) -> None:
     lease = taken(memory_store, "a", LeaseWatch(20.0))
@@ -109,7 +111,7 @@ def test_a_lease_that_is_renewed_is_never_taken(
         assert lease.renewals == renewals
 
 
-def test_a_silent_lease_is_taken_after_its_ttl_and_not_before(
+def test_an_unrenewed_lease_is_taken_over_after_its_ttl(
     memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
 ) -> None:
     taken(memory_store, "a", LeaseWatch(20.0))
@@ -120,15 +122,13 @@ def test_a_silent_lease_is_taken_after_its_ttl_and_not_before(
     assert taken(memory_store, "b", watch).attempt == 1
 
 
-def test_a_fresh_observer_waits_a_whole_ttl_of_its_own(
-    memory_store: ObjectStore, clock: Clock
-) -> None:
+def test_a_new_observer_waits_a_full_ttl(memory_store: ObjectStore, clock: Clock) -> None:
     taken(memory_store, "a", LeaseWatch(20.0, clock))
     clock.now_s += 1000.0
     assert take(memory_store, "b", LeaseWatch(20.0, clock)) is None
 
 
-def test_the_wait_begins_again_with_a_new_attempt(
+def test_the_wait_restarts_at_a_new_attempt(
     memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
 ) -> None:
     taken(memory_store, "a", LeaseWatch(20.0))
@@ -143,12 +143,12 @@ def test_the_wait_begins_again_with_a_new_attempt(
     assert taken(memory_store, "c", watch).attempt == 2
 
 
-def test_a_released_lease_is_open_at_once(memory_store: ObjectStore, watch: LeaseWatch) -> None:
+def test_a_released_lease_is_open_immediately(memory_store: ObjectStore, watch: LeaseWatch) -> None:
     leases.release(memory_store, taken(memory_store, "a", watch))
     assert taken(memory_store, "b", watch).attempt == 1
 
 
-def test_leases_that_expired_are_counted_and_ones_given_back_are_not(
+def test_expired_leases_are_counted_and_released_ones_are_not(
     memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
 ) -> None:
     def after_ttl() -> Lease:
@@ -156,12 +156,12 @@ def test_leases_that_expired_are_counted_and_ones_given_back_are_not(
         clock.now_s += 20.0
         return taken(memory_store, "b", watch)
 
-    found = [taken(memory_store, "a", watch), after_ttl()]
-    leases.release(memory_store, found[-1])
-    found.append(taken(memory_store, "a", watch))
-    leases.release(memory_store, leases.renew(memory_store, found[-1]))
-    found += [taken(memory_store, "a", watch), after_ttl()]
-    assert [(lease.attempt, lease.lost) for lease in found] == [
+    result = [taken(memory_store, "a", watch), after_ttl()]
+    leases.release(memory_store, result[-1])
+    result.append(taken(memory_store, "a", watch))
+    leases.release(memory_store, leases.renew(memory_store, result[-1]))
+    result += [taken(memory_store, "a", watch), after_ttl()]
+    assert [(lease.attempt, lease.lost) for lease in result] == [
         (0, 0),
         (1, 1),
         (2, 1),
@@ -173,7 +173,7 @@ def test_leases_that_expired_are_counted_and_ones_given_back_are_not(
     assert stored.lost == 2
 
 
-def test_an_unreadable_lease_holds_no_order_and_counts_as_expired(
+def test_an_unreadable_lease_protects_no_order_and_counts_as_expired(
     memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
 ) -> None:
     taken(memory_store, "a", watch)
@@ -186,21 +186,23 @@ def test_an_unreadable_lease_holds_no_order_and_counts_as_expired(
     assert (later.attempt, later.lost) == (2, 2)
     assert (
         take(memory_store, "d", watch) is None
-    )  # it holds, whatever can be read of those before it
+    )  # it is valid, even if earlier ones cannot be read
     with pytest.raises(CorruptError):
         leases.renew(memory_store, owned)
 
 
-def test_a_lease_is_overwritten_as_it_stands(memory_store: ObjectStore, watch: LeaseWatch) -> None:
+def test_a_release_overwrites_a_concurrent_renewal(
+    memory_store: ObjectStore, watch: LeaseWatch
+) -> None:
     lease = taken(memory_store, "a", watch)
     leases.renew(memory_store, lease)
-    leases.release(memory_store, lease)  # of somebody who has not heard of the renewal
+    leases.release(memory_store, lease)  # by an owner that has not read the renewal
     newest = leases.read_newest(memory_store, 7)
     assert newest is not None
     assert (newest.renewals, newest.released) == (2, True)
 
 
-def test_of_two_who_see_a_lease_expire_one_takes_it(
+def test_one_of_two_observers_of_an_expired_lease_gets_it(
     memory_store: ObjectStore, clock: Clock
 ) -> None:
     taken(memory_store, "a", LeaseWatch(20.0))
@@ -214,15 +216,15 @@ def test_of_two_who_see_a_lease_expire_one_takes_it(
     assert take(memory_store, "c", watches[1]) is None
 
 
-def test_the_loser_of_the_creation_itself_gets_none(
+def test_the_loser_of_a_create_race_gets_no_lease(
     memory_store: ObjectStore, watch: LeaseWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken(memory_store, "a", watch)
-    monkeypatch.setattr(leases, "read_newest", lambda *args: None)  # looked before the winner wrote
+    monkeypatch.setattr(leases, "read_newest", lambda *args: None)  # read before the winner wrote
     assert take(memory_store, "b", watch) is None
 
 
-def test_a_superseded_owner_learns_it_when_it_renews(
+def test_a_renewal_by_a_superseded_owner_fails(
     memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
 ) -> None:
     stalled = taken(memory_store, "a", LeaseWatch(20.0))
@@ -237,7 +239,7 @@ def test_a_superseded_owner_learns_it_when_it_renews(
     assert (newest.worker, newest.released) == ("b", False)
 
 
-def test_a_lease_of_another_write_id_is_not_ours_to_renew(
+def test_a_lease_with_another_write_id_cannot_be_renewed(
     memory_store: ObjectStore, watch: LeaseWatch
 ) -> None:
     lease = taken(memory_store, "a", watch)
@@ -264,23 +266,23 @@ def test_releasing_twice_is_harmless(memory_store: ObjectStore, watch: LeaseWatc
     assert taken(memory_store, "b", watch).attempt == 1
 
 
-def test_what_was_remembered_of_an_order_that_is_done_is_dropped(
+def test_the_cached_lease_of_a_finished_order_is_dropped(
     memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
 ) -> None:
     lease = taken(memory_store, "a", LeaseWatch(20.0))
     leases.release(memory_store, lease)
-    rival = taken(memory_store, "b", LeaseWatch(20.0))
+    competitor = taken(memory_store, "b", LeaseWatch(20.0))
     assert take(memory_store, "c", watch) is None
-    assert watch.attempt_of(7) == rival.attempt == 1
+    assert watch.attempt_of(7) == competitor.attempt == 1
     watch.forget(7)
     watch.forget(7)
     assert watch.attempt_of(7) == 0
-    assert not watch.expired(rival)
+    assert not watch.expired(competitor)
     clock.now_s += 20.0
-    assert watch.expired(rival), "the wait begins when the lease is seen again"
+    assert watch.expired(competitor), "the wait begins when the lease is seen again"
 
 
-def test_an_own_lease_is_not_remembered_as_anothers(
+def test_a_workers_own_lease_is_not_cached_as_a_foreign_one(
     memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
 ) -> None:
     leases.release(memory_store, taken(memory_store, "a", LeaseWatch(20.0)))
@@ -292,7 +294,7 @@ def test_an_own_lease_is_not_remembered_as_anothers(
     assert watch.attempt_of(7) == 0
 
 
-def test_a_lease_in_the_place_of_another_is_corrupt(memory_store: ObjectStore) -> None:
+def test_a_lease_at_the_key_of_another_is_corrupt(memory_store: ObjectStore) -> None:
     lease = taken(memory_store, "a", LeaseWatch(20.0))
     memory_store.put(
         "leases/00000007.0000.json",
@@ -321,7 +323,7 @@ def test_an_order_with_too_many_leases_is_named_after_few_requests(
     assert backend.requests <= 35
 
 
-def test_the_largest_number_of_leases_is_no_error(watch: LeaseWatch) -> None:
+def test_the_maximum_number_of_leases_is_accepted(watch: LeaseWatch) -> None:
     backend = ManyLeases(num_leases=ATTEMPTS_MAX)
     assert (
         taken(ObjectStore(url="memory://many", backend=backend), "b", watch).attempt == ATTEMPTS_MAX

@@ -1,5 +1,5 @@
-"""When a service must stop, how it waits, and how it retries; clocks, events and the end of a run
-are handed in.
+"""When a service must stop, how it waits, and how it retries; clocks, events and the run's end are
+arguments.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from storage.records.control import Stop
 from storage.run.runs import request_stop
 from storage.store.object_store import ObjectStore
 from tests.support.patience import PATIENCE_S
-from tests.support.runs.dataflow_world import Flicker
-from tests.support.runs.lifetimes import pulse_of
+from tests.support.runs.dataflow_world import OutageBackend
+from tests.support.runs.lifetimes import heartbeat_writer_of
 
 PAUSES_MAX = 1000
 CANCELLED = Stop("cancelled", "a person asked", 0.0)
 
 
 class Time(threading.Event):
-    """A stop event and the clock of its lifetime: a pause takes no time, and moves the clock.
+    """A stop event and the clock of its lifetime: a pause takes no time, and advances the clock.
 
     `script` names what happens at the end of pauses, by their number from 0.
     """
@@ -66,11 +66,13 @@ class Time(threading.Event):
 def at(
     time: Time, run: ObjectStore, why_over: Callable[[ObjectStore], str] = stop_reason
 ) -> Lifetime:
-    return Lifetime(run, pulse_of(run, "trainer"), time, why_over=why_over, clock=time.clock)
+    return Lifetime(
+        run, heartbeat_writer_of(run, "trainer"), time, why_over=why_over, clock=time.clock
+    )
 
 
 class Flaky:
-    """A call that fails so many times, then returns 42."""
+    """A call that fails the given number of times, then returns 42."""
 
     def __init__(self, failures: int, error: Exception | None = None) -> None:
         self.failures, self.error = failures, error or TransientError("the store is away")
@@ -97,7 +99,7 @@ class Reads:
 # --- when a service must stop ---
 
 
-def test_a_service_goes_on_until_its_process_is_asked_to_stop(memory_store: ObjectStore) -> None:
+def test_a_service_runs_until_its_process_gets_a_stop_request(memory_store: ObjectStore) -> None:
     time = Time()
     lifetime = at(time, memory_store)
     assert not lifetime.should_stop()
@@ -106,7 +108,7 @@ def test_a_service_goes_on_until_its_process_is_asked_to_stop(memory_store: Obje
     assert lifetime.over == ""
 
 
-def test_a_service_stops_when_the_run_ended_and_its_heartbeat_says_why(
+def test_a_service_stops_at_the_runs_end_with_the_reason_in_its_heartbeat(
     memory_store: ObjectStore,
 ) -> None:
     request_stop(memory_store, CANCELLED)
@@ -116,7 +118,7 @@ def test_a_service_stops_when_the_run_ended_and_its_heartbeat_says_why(
     assert lifetime.heartbeat.last.note == "the run is cancelled: a person asked"
 
 
-def test_while_the_service_is_needed_its_heartbeat_keeps_its_note(
+def test_the_heartbeat_of_a_needed_service_keeps_its_note(
     memory_store: ObjectStore,
 ) -> None:
     lifetime = at(Time(), memory_store)
@@ -125,7 +127,7 @@ def test_while_the_service_is_needed_its_heartbeat_keeps_its_note(
     assert lifetime.heartbeat.last.note == "waits for version 0"
 
 
-def test_a_service_may_be_over_for_a_reason_of_its_own(memory_store: ObjectStore) -> None:
+def test_a_service_can_end_for_its_own_reason(memory_store: ObjectStore) -> None:
     request_stop(memory_store, CANCELLED)
     needed = Reads()
     lifetime = at(Time(), memory_store, needed)
@@ -133,7 +135,7 @@ def test_a_service_may_be_over_for_a_reason_of_its_own(memory_store: ObjectStore
     assert at(Time(), memory_store, Reads("all is copied")).should_stop()
 
 
-def test_the_store_is_read_once_in_an_interval_and_not_again_once_it_is_over(
+def test_the_store_is_read_once_per_interval_and_not_after_the_end(
     memory_store: ObjectStore,
 ) -> None:
     time, reads = Time(), Reads()
@@ -153,7 +155,7 @@ def test_the_store_is_read_once_in_an_interval_and_not_again_once_it_is_over(
     assert reads.count == 4
 
 
-def test_a_process_that_was_asked_to_stop_reads_nothing_to_know_it(
+def test_a_process_with_a_stop_request_does_not_read_the_store(
     memory_store: ObjectStore,
 ) -> None:
     time, reads = Time(), Reads()
@@ -162,7 +164,7 @@ def test_a_process_that_was_asked_to_stop_reads_nothing_to_know_it(
     assert reads.count == 0
 
 
-def test_while_a_service_drains_it_can_ask_whether_it_is_over(memory_store: ObjectStore) -> None:
+def test_a_draining_service_can_still_check_for_the_runs_end(memory_store: ObjectStore) -> None:
     time, reads = Time(), Reads()
     time.set()
     lifetime = at(time, memory_store, reads)
@@ -172,10 +174,10 @@ def test_while_a_service_drains_it_can_ask_whether_it_is_over(memory_store: Obje
     assert lifetime.is_over()
 
 
-def test_a_store_that_is_away_stops_nobody_and_is_read_again_after_an_interval(
+def test_an_unreachable_store_stops_no_service_and_is_read_again_after_an_interval(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flicker = Flicker(memory_store.backend)
+    flicker = OutageBackend(memory_store.backend)
     time = Time()
     lifetime = at(time, replace(memory_store, backend=flicker, patience_s=1e-6))
     request_stop(memory_store, CANCELLED)
@@ -188,13 +190,13 @@ def test_a_store_that_is_away_stops_nobody_and_is_read_again_after_an_interval(
     assert lifetime.should_stop()
 
 
-def test_a_stop_that_cannot_be_read_stops_nobody(memory_store: ObjectStore) -> None:
+def test_an_unreadable_stop_ends_no_service(memory_store: ObjectStore) -> None:
     memory_store.put("stop.json", b"{")
     assert not at(Time(), memory_store).should_stop()
 
 
 @pytest.mark.parametrize(("patience_s", "given_s"), [(45.0, CHECK_PATIENCE_S), (0.25, 0.25)])
-def test_a_read_of_the_runs_end_gives_up_soon(
+def test_a_read_of_the_runs_end_has_a_short_timeout(
     memory_store: ObjectStore, patience_s: float, given_s: float
 ) -> None:
     given: list[ObjectStore] = []
@@ -208,7 +210,7 @@ def test_a_read_of_the_runs_end_gives_up_soon(
     assert given == [replace(memory_store, patience_s=given_s)]
 
 
-def test_one_of_several_threads_reads_the_store(memory_store: ObjectStore) -> None:
+def test_only_one_of_several_threads_reads_the_store(memory_store: ObjectStore) -> None:
     reading, go_on, reads = threading.Event(), threading.Event(), 0
 
     def why_over(run: ObjectStore) -> str:
@@ -232,7 +234,7 @@ def test_one_of_several_threads_reads_the_store(memory_store: ObjectStore) -> No
 # --- check ---
 
 
-def test_check_passes_while_the_service_is_needed_and_names_the_reason_to_stop(
+def test_check_returns_while_the_service_is_needed_and_raises_with_the_reason_to_stop(
     memory_store: ObjectStore,
 ) -> None:
     time = Time()
@@ -252,7 +254,7 @@ def test_check_passes_while_the_service_is_needed_and_names_the_reason_to_stop(
 @pytest.mark.parametrize(
     ("seconds", "pauses_s"), [(0.0, []), (0.3, [0.3]), (1.0, [1.0]), (2.5, [1.0, 1.0, 0.5])]
 )
-def test_a_pause_is_as_long_as_asked(
+def test_a_pause_has_the_requested_length(
     memory_store: ObjectStore, seconds: float, pauses_s: list[float]
 ) -> None:
     time = Time()
@@ -261,19 +263,19 @@ def test_a_pause_is_as_long_as_asked(
     assert time.now_s == seconds
 
 
-def test_a_pause_ends_when_the_process_is_asked_to_stop(memory_store: ObjectStore) -> None:
+def test_a_pause_ends_at_a_stop_request(memory_store: ObjectStore) -> None:
     time = Time({0: lambda: time.set()})
     assert at(time, memory_store).wait(60.0)
     assert time.pauses_s == [1.0]
 
 
-def test_a_pause_ends_within_an_interval_after_the_run_ended(memory_store: ObjectStore) -> None:
+def test_a_pause_ends_within_an_interval_after_the_runs_end(memory_store: ObjectStore) -> None:
     time = Time({1: lambda: request_stop(memory_store, CANCELLED)})
     assert at(time, memory_store).wait(60.0)
     assert time.pauses_s == [1.0, 1.0]
 
 
-def test_what_must_stop_does_not_pause(memory_store: ObjectStore) -> None:
+def test_a_stopping_service_does_not_pause(memory_store: ObjectStore) -> None:
     asked, over = Time(), Time()
     asked.set()
     assert at(asked, memory_store).wait(7.5)
@@ -281,23 +283,25 @@ def test_what_must_stop_does_not_pause(memory_store: ObjectStore) -> None:
     assert (asked.pauses_s, over.pauses_s) == ([], [])
 
 
-def test_a_request_that_comes_at_the_end_of_a_pause_is_returned(memory_store: ObjectStore) -> None:
+def test_a_stop_request_at_the_end_of_a_pause_is_returned(memory_store: ObjectStore) -> None:
     time = Time({0: lambda: time.set()})
     assert at(time, memory_store).wait(0.5)
 
 
-def test_a_pause_of_a_real_clock_is_cut_short_by_another_thread(memory_store: ObjectStore) -> None:
+def test_a_pause_of_the_real_clock_is_ended_by_another_thread(memory_store: ObjectStore) -> None:
     stop = threading.Event()
     threading.Timer(0.01, stop.set).start()
     start_s = time.monotonic()
-    assert Lifetime(memory_store, pulse_of(memory_store, "trainer"), stop).wait(PATIENCE_S)
+    assert Lifetime(memory_store, heartbeat_writer_of(memory_store, "trainer"), stop).wait(
+        PATIENCE_S
+    )
     assert time.monotonic() - start_s < PATIENCE_S
 
 
 # --- retry and backoff ---
 
 
-def test_the_backoff_doubles_from_the_first_pause_to_the_longest() -> None:
+def test_the_backoff_doubles_from_the_first_to_the_longest_pause() -> None:
     assert [backoff_s(failures) for failures in range(8)] == [
         0.0,
         0.5,
@@ -318,7 +322,7 @@ def test_the_backoff_doubles_from_the_first_pause_to_the_longest() -> None:
     assert backoff_s(10**9) == 10.0
 
 
-def test_a_call_is_retried_with_a_doubled_pause_until_the_store_answers(
+def test_a_call_is_retried_with_doubled_pauses_until_the_store_responds(
     memory_store: ObjectStore,
 ) -> None:
     time, flaky = Time(), Flaky(7)
@@ -327,7 +331,7 @@ def test_a_call_is_retried_with_a_doubled_pause_until_the_store_answers(
     assert time.pauses_s == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
 
 
-def test_during_a_retry_the_heartbeat_and_the_log_say_what_is_waited_for(
+def test_the_heartbeat_and_the_log_name_what_a_retry_waits_for(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     notes: list[str] = []
@@ -340,30 +344,30 @@ def test_during_a_retry_the_heartbeat_and_the_log_say_what_is_waited_for(
         "reading a batch failed and is retried in 1 s: the store is away",
     ]
     assert [record.getMessage() for record in caplog.records] == notes
-    assert lifetime.heartbeat.last.note == ""  # it is read by now
+    assert lifetime.heartbeat.last.note == ""  # it has been read by now
 
 
-def test_after_one_failure_the_heartbeat_no_longer_names_it(memory_store: ObjectStore) -> None:
+def test_the_heartbeat_is_cleared_after_a_retry_succeeds(memory_store: ObjectStore) -> None:
     lifetime = at(Time(), memory_store)
     lifetime.retry("reading a batch", Flaky(1))
     assert lifetime.heartbeat.last.note == ""
 
 
-def test_a_call_that_succeeds_leaves_the_heartbeat_as_it_is(memory_store: ObjectStore) -> None:
+def test_a_call_that_succeeds_does_not_change_the_heartbeat(memory_store: ObjectStore) -> None:
     lifetime = at(Time(), memory_store)
     lifetime.heartbeat.update(note="builds the engine")
     assert lifetime.retry("reading", Flaky(0)) == 42
     assert lifetime.heartbeat.last.note == "builds the engine"
 
 
-def test_other_errors_are_raised_at_once(memory_store: ObjectStore) -> None:
+def test_other_errors_are_raised_immediately(memory_store: ObjectStore) -> None:
     time, flaky = Time(), Flaky(1, CorruptError("half an object"))
     with pytest.raises(CorruptError, match="half an object"):
         at(time, memory_store).retry("reading", flaky)
     assert (flaky.calls, time.pauses_s) == (1, [])
 
 
-def test_what_must_stop_tries_once_and_gives_up(memory_store: ObjectStore) -> None:
+def test_a_stopping_service_tries_once_and_gives_up(memory_store: ObjectStore) -> None:
     time, flaky = Time(), Flaky(5)
     time.set()
     with pytest.raises(
@@ -374,7 +378,7 @@ def test_what_must_stop_tries_once_and_gives_up(memory_store: ObjectStore) -> No
     assert at(time, memory_store).retry("reading", Flaky(0)) == 42
 
 
-def test_a_request_to_stop_during_the_pause_leaves_one_more_try(memory_store: ObjectStore) -> None:
+def test_a_stop_request_during_the_pause_allows_one_more_try(memory_store: ObjectStore) -> None:
     time, flaky = Time({1: lambda: time.set()}), Flaky(5)
     with pytest.raises(StoppedError):
         at(time, memory_store).retry("reading", flaky)
@@ -384,7 +388,7 @@ def test_a_request_to_stop_during_the_pause_leaves_one_more_try(memory_store: Ob
 # --- in an event loop ---
 
 
-async def test_an_event_loop_is_told_the_same(memory_store: ObjectStore) -> None:
+async def test_an_event_loop_gets_the_same_stop_reason(memory_store: ObjectStore) -> None:
     time, reads = Time(), Reads()
     lifetime = at(time, memory_store, reads)
     assert not await lifetime.async_should_stop()
@@ -416,7 +420,7 @@ async def test_an_event_loop_reads_the_store_in_a_thread(memory_store: ObjectSto
 
 
 @pytest.mark.parametrize(("seconds", "num_sleeps"), [(0.0, 0), (0.05, 1), (0.25, 3), (1.0, 10)])
-async def test_an_event_loops_pause_is_as_long_as_asked_in_short_sleeps(
+async def test_an_event_loops_pause_consists_of_short_sleeps(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, seconds: float, num_sleeps: int
 ) -> None:
     time = Time()
@@ -427,7 +431,7 @@ async def test_an_event_loops_pause_is_as_long_as_asked_in_short_sleeps(
     assert all(pause_s <= SLEEP_MAX_S for pause_s in time.pauses_s)
 
 
-async def test_an_event_loops_pause_ends_a_sleep_after_the_request_and_an_interval_after_the_runs_end(
+async def test_an_event_loops_pause_ends_shortly_after_a_stop_request_or_the_runs_end(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Time({4: lambda: asked.set()})
@@ -441,7 +445,7 @@ async def test_an_event_loops_pause_ends_a_sleep_after_the_request_and_an_interv
     assert CHECK_INTERVAL_S <= ended.now_s <= CHECK_INTERVAL_S + 2 * SLEEP_MAX_S
 
 
-async def test_what_must_stop_does_not_pause_its_event_loop(
+async def test_a_stopping_service_does_not_pause_its_event_loop(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = Time()
@@ -451,7 +455,7 @@ async def test_what_must_stop_does_not_pause_its_event_loop(
     assert time.pauses_s == []
 
 
-def test_the_promised_times_are_short() -> None:
+def test_the_default_times_are_short() -> None:
     assert lifetime_module.SLEEP_MAX_S <= 0.1
     assert lifetime_module.CHECK_INTERVAL_S <= 1.0
     assert lifetime_module.CHECK_PATIENCE_S <= 1.0

@@ -29,7 +29,7 @@ def body(rows: int = 3, header: dict[str, object] | None = None) -> bytes:
     return arrow_files.encode(SCHEMA, columns, "test", header or {"a": 1})
 
 
-def test_columns_and_header_come_back() -> None:
+def test_columns_and_header_are_read_back() -> None:
     table, header = arrow_files.decode(body(), SCHEMA, "test")
     assert header == b'{"a":1}'
     assert arrow_files.numbers(table, "n").tolist() == [0, 1, 2]
@@ -39,7 +39,7 @@ def test_columns_and_header_come_back() -> None:
     assert arrow_files.lists(table, "mask")[0].tolist() == [True, True, False]
 
 
-def test_a_table_without_rows_comes_back() -> None:
+def test_a_table_without_rows_is_read_back() -> None:
     table, _ = arrow_files.decode(body(0), SCHEMA, "test")
     assert arrow_files.numbers(table, "n").tolist() == []
     assert arrow_files.strings(table, "word") == []
@@ -49,7 +49,7 @@ def test_a_table_without_rows_comes_back() -> None:
         assert (values.dtype, offsets.dtype) == (kind, np.int32)
 
 
-def test_values_that_no_row_names_do_not_come_back() -> None:
+def test_values_without_a_row_are_not_read_back() -> None:
     unnamed = pa.ListArray.from_arrays(pa.array([2], pa.int32()), pa.array([5, 6, 7], pa.int32()))
     values, offsets = arrow_files.lists(pa.table({"tokens": unnamed}), "tokens")
     assert (values.tolist(), offsets.tolist()) == ([], [0])
@@ -60,7 +60,7 @@ def test_a_number_that_does_not_fit_its_column_is_an_error() -> None:
         arrow_files.encode(schema_of({"n": pa.int32()}), {"n": [2**31]}, "test", {})
 
 
-def test_any_arrow_reader_opens_the_file_and_finds_the_metadata() -> None:
+def test_any_arrow_reader_can_open_the_file_and_read_the_metadata() -> None:
     reader = pa.ipc.open_file(body())
     assert reader.read_all().column("tokens").to_pylist() == [[], [0], [0, 1]]
     metadata = reader.schema.metadata
@@ -68,19 +68,19 @@ def test_any_arrow_reader_opens_the_file_and_finds_the_metadata() -> None:
     assert metadata[b"astraflow.kind"] == b"test"
 
 
-def test_the_digest_is_of_the_file_with_its_own_digits_zeroed() -> None:
+def test_the_digest_is_over_the_file_with_zeros_in_place_of_the_digest() -> None:
     file = body()
     digest = pa.ipc.open_file(file).schema.metadata[b"astraflow.digest"]
     assert file.count(digest) == 2
     assert xxhash.xxh3_128_hexdigest(file.replace(digest, b"0" * 32)).encode() == digest
 
 
-def test_zeros_within_the_data_do_not_confuse_the_digest() -> None:
+def test_zeros_in_the_data_do_not_affect_the_digest() -> None:
     _, header = arrow_files.decode(body(header={"question": "0" * 500}), SCHEMA, "test")
     assert header == b'{"question":"' + b"0" * 500 + b'"}'
 
 
-def test_token_values_are_views_into_the_file_not_copies() -> None:
+def test_token_values_are_views_into_the_file() -> None:
     values, _ = arrow_files.lists(arrow_files.decode(body(), SCHEMA, "test")[0], "tokens")
     assert not values.flags.owndata
     assert not values.flags.writeable
@@ -94,7 +94,7 @@ def test_every_flipped_bit_is_detected() -> None:
             arrow_files.decode(damaged, SCHEMA, "test")
 
 
-def test_another_kind_or_other_columns_are_told_apart() -> None:
+def test_files_of_another_kind_or_with_other_columns_are_refused() -> None:
     with pytest.raises(CorruptError, match="a batch file of format 1 was expected; found 'test'"):
         arrow_files.decode(body(), SCHEMA, "batch")
     with pytest.raises(CorruptError, match=r"has the columns n int32, .*; expected n int64"):
@@ -118,7 +118,7 @@ def test_garbage_is_corrupt(garbage: bytes) -> None:
 
 
 def crafted(columns: dict[str, pa.Array], old: bytes = b"", new: bytes = b"") -> bytes:
-    """A file of `SCHEMA`'s types with a true digest but whatever `columns` hold, and `old` bytes
+    """A file of `SCHEMA`'s types with a correct digest but arbitrary `columns`, and `old` bytes
     replaced by `new`.
     """
     place = b"f" * 31 + b"e"
@@ -155,7 +155,7 @@ def columns(**changes: pa.Array) -> dict[str, pa.Array]:
     }
 
 
-def test_a_file_of_another_writer_with_a_true_digest_is_read() -> None:
+def test_a_file_of_another_writer_with_a_correct_digest_is_read() -> None:
     table, _ = arrow_files.decode(crafted(columns()), SCHEMA, "test")
     assert arrow_files.lists(table, "tokens")[0].tolist() == [1, 2]
 
@@ -179,11 +179,11 @@ def test_several_record_batches_are_one_table_with_any_compression(
     assert arrow_files.strings(table, "word") == ["x"] * 5
 
 
-def test_what_is_written_here_is_read_however_well_it_is_compressed() -> None:
+def test_a_file_of_this_release_is_read_at_any_compression_ratio() -> None:
     zeros = np.zeros(3_000_000, dtype=np.int32)
-    one = {"n": [7], "word": ["x"], "tokens": arrow_files.list_column([zeros], list_of(pa.int32())),
+    item = {"n": [7], "word": ["x"], "tokens": arrow_files.list_column([zeros], list_of(pa.int32())),
            "mask": arrow_files.list_column([zeros == 0], list_of(pa.bool_()))}  # fmt: skip
-    file = arrow_files.encode(SCHEMA, one, "test", {})
+    file = arrow_files.encode(SCHEMA, item, "test", {})
     assert len(file) < 100_000
     assert (
         len(arrow_files.lists(arrow_files.decode(file, SCHEMA, "test")[0], "tokens")[0])
@@ -214,7 +214,7 @@ def test_metadata_of_an_older_version_is_rejected() -> None:
         arrow_files.decode(file, SCHEMA, "test")
 
 
-def test_nulls_are_refused_even_with_a_true_digest() -> None:
+def test_nulls_are_refused_even_with_a_correct_digest() -> None:
     with pytest.raises(CorruptError, match="the column n of a test file has nulls"):
         arrow_files.decode(crafted(columns(n=pa.array([None], type=pa.int32()))), SCHEMA, "test")
     flat = pa.array([1, None], type=pa.int32())
@@ -227,12 +227,12 @@ def test_nulls_are_refused_even_with_a_true_digest() -> None:
 def test_a_null_in_a_dictionary_is_rejected(words: list[str | None]) -> None:
     indices = pa.array([len(words) - 1], type=pa.int32())
     hidden = pa.DictionaryArray.from_arrays(indices, pa.array(words, type=pa.string()))
-    assert hidden.null_count == 0  # Arrow counts the indices alone
+    assert hidden.null_count == 0  # Arrow counts only the indices
     with pytest.raises(CorruptError, match="the column word of a test file has nulls"):
         arrow_files.decode(crafted(columns(word=hidden)), SCHEMA, "test")
 
 
-def test_offsets_outside_the_values_are_refused_even_with_a_true_digest() -> None:
+def test_offsets_outside_the_values_are_refused_even_with_a_correct_digest() -> None:
     offsets, wild = np.array([0, 2], np.int32).tobytes(), np.array([0, 1000], np.int32).tobytes()
     with pytest.raises(
         CorruptError,
@@ -242,8 +242,8 @@ def test_offsets_outside_the_values_are_refused_even_with_a_true_digest() -> Non
 
 
 def test_columns_are_compressed() -> None:
-    """Prompts of a group repeat, and so do versions and owners: raw they would cross an ocean many
-    times over.
+    """Prompts of a group repeat, and so do versions and policies: uncompressed they would be
+    transferred many times.
     """
     lists = [np.full(1000, 7, dtype=np.int32)] * 50
     columns = {
@@ -255,10 +255,10 @@ def test_columns_are_compressed() -> None:
     assert len(arrow_files.encode(SCHEMA, columns, "test", {})) < 50 * 1000 * 4 // 20
 
 
-def test_no_file_may_ask_for_more_than_any_may_and_none_such_is_written(
+def test_a_file_above_the_limits_is_neither_read_nor_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As large files would: the smaller bounds, which grow with a file, do not stop these."""
+    """As for large files: the smaller bounds, which grow with a file, do not apply here."""
     whole = body(100)
     monkeypatch.setattr(arrow_sizes, "ROWS_MAX", 99)
     with pytest.raises(CorruptError, match="claims to hold 100 rows; that is too many"):

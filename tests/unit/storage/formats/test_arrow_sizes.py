@@ -1,4 +1,4 @@
-"""The memory for an Arrow file is computed from its metadata, which are built here by hand."""
+"""The memory for an Arrow file is computed from its metadata, which these tests build by hand."""
 
 import struct
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ RATIO_FROM = MEMORY_MIN // MEMORY_RATIO
 
 
 def table(*fields: Field) -> Table:
-    """A FlatBuffer's table behind its vtable; what its fields point to follows it."""
+    """A FlatBuffer table after its vtable; the data that its fields refer to follow it."""
     vtable_bytes = 4 + 2 * len(fields)
     offsets, inline, targets, places = [], b"", b"", []
     for field in fields:
@@ -56,9 +56,9 @@ def u32(number: int) -> bytes:
 
 
 def batch(rows: int, buffers: Sequence[tuple[int, int]] = (), compressed: bool = True) -> Table:
-    """A record batch whose `buffers` are (start, bytes) in what follows the metadata."""
+    """A record batch whose `buffers` are (start, bytes) in the body after the metadata."""
     return table(
-        struct.pack("<q", rows), vector([]), vector([struct.pack("<qq", *one) for one in buffers]),
+        struct.pack("<q", rows), vector([]), vector([struct.pack("<qq", *item) for item in buffers]),
         table() if compressed else None,
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ def message(
     mark: bytes = b"\xff" * 4,
     content: bytes = b"",
 ) -> tuple[bytes, int]:
-    """A message with what follows it, and how many bytes of it are metadata."""
+    """A message with its body, and the number of bytes of its metadata."""
     body = root(table(struct.pack("<H", version), struct.pack("<B", kind), header))
     return mark + u32(len(body)) + body + content, len(mark) + 4 + len(body)
 
@@ -107,7 +107,7 @@ def file(
 
 
 def claim(num_bytes: int) -> bytes:
-    """A compressed buffer that says that it holds so many bytes."""
+    """A compressed buffer whose header gives this number of bytes."""
     return struct.pack("<q", num_bytes)
 
 
@@ -118,13 +118,13 @@ def fault(body: bytes) -> str:
 
 
 def claimed(body: bytes) -> int:
-    """The bytes of columns that a refused file asks for."""
-    found = fault(body).removeprefix(f"an Arrow file of {len(body)} bytes claims to hold ")
-    return int(found.removesuffix(" bytes of columns; that is too many"))
+    """The memory that the columns of a refused file require."""
+    result = fault(body).removeprefix(f"an Arrow file of {len(body)} bytes claims to hold ")
+    return int(result.removesuffix(" bytes of columns; that is too many"))
 
 
 @pytest.mark.parametrize("size", [0, ROWS_MIN, ROWS_MIN + 1000])
-def test_a_file_may_have_a_row_for_each_of_its_bytes_and_a_small_one_the_least_limit(
+def test_the_row_limit_of_a_file_is_its_size_with_a_minimum(
     size: int,
 ) -> None:
     most = max(ROWS_MIN, size)
@@ -138,7 +138,7 @@ def test_a_file_may_have_a_row_for_each_of_its_bytes_and_a_small_one_the_least_l
 
 
 @pytest.mark.parametrize("size", [0, RATIO_FROM, RATIO_FROM + 100])
-def test_a_file_may_need_a_multiple_of_its_size_and_a_small_one_the_least_limit(
+def test_the_memory_limit_of_a_file_is_a_multiple_of_its_size_with_a_minimum(
     size: int,
 ) -> None:
     most = max(MEMORY_MIN, MEMORY_RATIO * size)
@@ -150,23 +150,23 @@ def test_a_file_may_need_a_multiple_of_its_size_and_a_small_one_the_least_limit(
             arrow_sizes.check_file(body)
 
 
-def test_rows_and_bytes_of_all_batches_and_of_all_their_buffers_are_added() -> None:
+def test_rows_and_bytes_of_all_batches_and_buffers_are_summed() -> None:
     half, third = ROWS_MIN // 2, MEMORY_MIN // 3
     arrow_sizes.check_file(file(message(batch(half)), message(batch(half))))
     assert "claims to hold 16385 rows" in fault(
         file(message(batch(half)), message(batch(half + 1)))
     )
-    one = message(batch(1, [(0, 8), (8, 8)]), content=claim(third) + claim(third))
-    assert claimed(file(one, one)) == 4 * third
-    assert claimed(file(one, dictionaries=[words(5, [(0, 8)], claim(third))])) == 3 * third + 5
+    item = message(batch(1, [(0, 8), (8, 8)]), content=claim(third) + claim(third))
+    assert claimed(file(item, item)) == 4 * third
+    assert claimed(file(item, dictionaries=[words(5, [(0, 8)], claim(third))])) == 3 * third + 5
 
 
-def test_a_batch_that_is_named_twice_counts_twice() -> None:
+def test_a_batch_listed_twice_counts_twice() -> None:
     body, metadata_bytes = message(batch(ROWS_MIN // 2 + 1))
     assert "claims to hold 16386 rows" in fault(ended(body, records=[block(0, metadata_bytes)] * 2))
 
 
-def test_words_of_a_dictionary_are_bytes_and_no_rows() -> None:
+def test_dictionary_values_count_as_bytes_and_not_as_rows() -> None:
     arrow_sizes.check_file(file(message(batch(ROWS_MIN)), dictionaries=[words(MEMORY_MIN)]))
     assert claimed(file(dictionaries=[words(MEMORY_MIN + 1)])) == MEMORY_MIN + 1
 
@@ -184,7 +184,7 @@ def test_the_size_of_an_uncompressed_buffer_is_its_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("buffer", "content", "told"),
+    ("buffer", "content", "reason"),
     [
         ((0, 8), claim(-2), "a buffer of -2 bytes"),
         ((-1, 8), claim(1), "a buffer of 8 bytes at -1 of"),
@@ -192,15 +192,17 @@ def test_the_size_of_an_uncompressed_buffer_is_its_bytes() -> None:
         ((0, 7), claim(1), "at least 8 bytes"),
     ],
 )
-def test_an_invalid_buffer_is_rejected(buffer: tuple[int, int], content: bytes, told: str) -> None:
+def test_an_invalid_buffer_is_rejected(
+    buffer: tuple[int, int], content: bytes, reason: str
+) -> None:
     body = file(message(batch(1, [buffer]), content=content))
     assert fault(body).startswith(
         f"the metadata of an Arrow file of {len(body)} bytes cannot be read: "
     )
-    assert told in fault(body)
+    assert reason in fault(body)
 
 
-def test_a_buffer_may_end_at_the_end_of_the_file_and_not_after_it() -> None:
+def test_a_buffer_can_end_at_the_end_of_the_file_and_not_after_it() -> None:
     def of(size: int) -> bytes:
         front, metadata_bytes = message(batch(1, [(0, size)], compressed=False))
         return ended(front, records=[block(0, metadata_bytes)])
@@ -231,10 +233,10 @@ def test_a_message_is_read_with_and_without_the_continuation_marker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "told"), [(3, "version 4"), (5, "version 6"), (V5 + 2**8, "version 261")]
+    ("version", "reason"), [(3, "version 4"), (5, "version 6"), (V5 + 2**8, "version 261")]
 )
-def test_messages_of_other_metadata_are_refused(version: int, told: str) -> None:
-    assert f"a message of metadata {told}; version 5 is read" in fault(
+def test_messages_with_another_metadata_version_are_refused(version: int, reason: str) -> None:
+    assert f"a message of metadata {reason}; version 5 is read" in fault(
         file(message(batch(1), version=version))
     )
 
@@ -254,21 +256,21 @@ def test_a_dictionary_without_its_batch_and_a_message_without_content_are_refuse
     )
 
 
-def test_an_absent_field_is_0_whether_its_offset_is_0_or_the_vtable_ends_before_it() -> None:
+def test_an_absent_field_is_0() -> None:
     arrow_sizes.check_file(file(message(table()), message(batch(ROWS_MIN))))
     rows = struct.pack("<q", ROWS_MIN + 1)
     assert "claims to hold 16385 rows" in fault(file(message(table(rows))))
     (vtable_and_rest, start) = table(rows)
     odd = (
         struct.pack("<H", start - 1) + vtable_and_rest[2:]
-    )  # Arrow reads a field that the vtable ends within
+    )  # Arrow reads a field that crosses the end of the vtable
     assert "claims to hold 16385 rows" in fault(file(message((odd, start))))
     buffers = vector([struct.pack("<qq", 0, 8)])
     body = file(message(table(None, None, buffers, table()), content=claim(MEMORY_MIN + 1)))
     assert claimed(body) == MEMORY_MIN + 1
 
 
-def test_as_many_batches_as_a_file_may_have_and_one_more() -> None:
+def test_the_maximum_number_of_batches_is_accepted_and_one_more_is_refused() -> None:
     front, metadata_bytes = message(batch(1))
     for dictionaries, records in (
         (BLOCKS_MAX, 0),
@@ -277,11 +279,11 @@ def test_as_many_batches_as_a_file_may_have_and_one_more() -> None:
     ):
         blocks = [block(0, metadata_bytes)] * dictionaries, [block(0, metadata_bytes)] * records
         arrow_sizes.check_file(ended(front, *blocks))
-        told = fault(ended(front, [*blocks[0], block(0, metadata_bytes)], blocks[1]))
-        assert f"{BLOCKS_MAX + 1} batches; at most {BLOCKS_MAX} are read" in told
+        reason = fault(ended(front, [*blocks[0], block(0, metadata_bytes)], blocks[1]))
+        assert f"{BLOCKS_MAX + 1} batches; at most {BLOCKS_MAX} are read" in reason
 
 
-def test_a_vector_of_more_entries_than_there_are_bytes_is_refused() -> None:
+def test_a_vector_with_more_entries_than_bytes_is_refused() -> None:
     buffers = struct.pack("<qq", 0, 0)
     for count in (2, 3, 2**32 - 1):
         body = file(message(table(struct.pack("<q", 1), None, vector([buffers, buffers], count))))
@@ -291,7 +293,7 @@ def test_a_vector_of_more_entries_than_there_are_bytes_is_refused() -> None:
             assert f"{count} entries do not fit the metadata" in fault(body)
 
 
-def test_the_footer_must_be_at_the_end_and_may_be_the_whole_file() -> None:
+def test_the_footer_must_be_at_the_end_and_can_be_the_whole_file() -> None:
     body = ended(b"")
     arrow_sizes.check_file(body)
     assert "the footer is not at the end of the file" in fault(body[:-1] + b"2")
@@ -301,8 +303,8 @@ def test_the_footer_must_be_at_the_end_and_may_be_the_whole_file() -> None:
 
 @pytest.mark.parametrize("size", [0, 5, 9, 10])
 def test_a_file_that_is_too_short_for_a_footer_is_refused(size: int) -> None:
-    told = fault((u32(0) + b"ARROW1")[10 - size :])
-    assert told.startswith(
+    message = fault((u32(0) + b"ARROW1")[10 - size :])
+    assert message.startswith(
         f"the metadata of an Arrow file of {size} bytes cannot be read: a number at "
     )
 
@@ -323,8 +325,8 @@ def test_tables_and_vtables_outside_of_the_metadata_are_refused() -> None:
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", None])
-def test_the_computed_size_is_what_arrow_allocates(compression: str | None) -> None:
-    """Four columns of 8 bytes a row: just within the least limit, and just beyond it."""
+def test_the_computed_size_equals_what_arrow_allocates(compression: str | None) -> None:
+    """Four columns of 8 bytes per row: just within the minimum limit, and just above it."""
     schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in "abcd"])
     for rows, is_too_large in ((MEMORY_MIN // 32, False), (MEMORY_MIN // 32 + 1, True)):
         sink = pa.BufferOutputStream()
@@ -336,7 +338,7 @@ def test_the_computed_size_is_what_arrow_allocates(compression: str | None) -> N
             )
         body = sink.getvalue().to_pybytes()
         if compression is None:
-            arrow_sizes.check_file(body)  # all of its bytes are there
+            arrow_sizes.check_file(body)  # all of its bytes exist
         elif is_too_large and len(body) <= RATIO_FROM:
             assert claimed(body) == 32 * rows
         else:

@@ -39,12 +39,12 @@ def test_the_bytes_are_plain_json_with_format_and_write_id() -> None:
     assert fields["prompts"] == [{"id": "p/1", "fields": {"question": 'é\n"?', "n": [1, None]}}]
 
 
-def test_two_encodings_of_one_record_differ_so_that_rivals_cannot_both_win() -> None:
+def test_two_encodings_of_one_record_differ_so_that_only_one_writer_wins() -> None:
     assert encode(ORDER) != encode(ORDER)
     assert seal(ORDER) != seal(ORDER)
 
 
-def test_the_checksum_is_of_the_bytes_with_its_own_digits_zeroed() -> None:
+def test_the_checksum_is_over_the_bytes_with_zeros_in_place_of_the_checksum() -> None:
     body = seal(ORDER)
     fields = json.loads(body)
     assert list(fields)[:4] == ["format", "write_id", "checksum", "number"]
@@ -52,12 +52,12 @@ def test_the_checksum_is_of_the_bytes_with_its_own_digits_zeroed() -> None:
     assert xxhash.xxh3_128_hexdigest(zeroed) == fields["checksum"]
 
 
-def test_zeros_before_and_after_the_checksum_do_not_confuse_it() -> None:
+def test_zeros_around_the_checksum_do_not_affect_it() -> None:
     lease = Lease(order=1, attempt=0, worker="0" * 40, region="r", write_id="0" * 32)
     assert unseal(Lease, seal(lease), "x") == lease
 
 
-def test_every_changed_bit_of_a_sealed_object_is_detected() -> None:
+def test_each_changed_bit_of_a_sealed_object_is_detected() -> None:
     body = seal(
         Order(
             number=3,
@@ -78,7 +78,7 @@ def test_every_changed_bit_of_a_sealed_object_is_detected() -> None:
 
 @pytest.mark.parametrize("name", ["checksum", "write_id"])
 @pytest.mark.parametrize("value", [None, 7, "ab" * 15, "AB" * 16, ["ab" * 16]])
-def test_a_sealed_object_has_its_two_names(name: str, value: object) -> None:
+def test_a_sealed_object_starts_with_its_two_fields(name: str, value: object) -> None:
     fields = {**json.loads(seal(ORDER)), name: value}
     with pytest.raises(
         CorruptError, match=f"orders/3 has the {name} .*, which is not 32 hex digits"
@@ -111,7 +111,7 @@ def test_numpy_values_are_written_as_numbers() -> None:
     }
 
 
-def test_what_json_cannot_hold_is_refused_when_it_is_written() -> None:
+def test_values_that_json_cannot_represent_are_refused_by_the_writer() -> None:
     with pytest.raises(ValueError, match="a object cannot be stored as JSON"):
         dump({"a": object()})
 
@@ -131,10 +131,10 @@ class _Typed:
     numbers: Mapping[int, Number] = field(default_factory=dict)
 
 
-def test_a_whole_number_is_a_float_and_a_decimal_key_an_integer() -> None:
-    found = build(_Typed, b'{"number": 2, "integers": [3], "numbers": {"4": "-Infinity"}}', "x")
-    assert found == _Typed(number=2.0, integers=(3,), numbers={4: -math.inf})
-    assert isinstance(found.number, float)
+def test_an_integer_is_read_as_float_and_a_decimal_key_as_integer() -> None:
+    result = build(_Typed, b'{"number": 2, "integers": [3], "numbers": {"4": "-Infinity"}}', "x")
+    assert result == _Typed(number=2.0, integers=(3,), numbers={4: -math.inf})
+    assert isinstance(result.number, float)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_whole_number_is_a_float_and_a_decimal_key_an_integer() -> None:
         ('"numbers": {"a": 1}', r"numbers.a.\[key\]"),
     ],
 )
-def test_no_value_is_taken_for_one_of_another_type(fields: str, place: str) -> None:
+def test_no_value_is_converted_to_another_type(fields: str, place: str) -> None:
     with pytest.raises(CorruptError, match=f"x is not a _Typed: {place}: Input should be"):
         build(_Typed, b"{%b}" % fields.encode(), "x")
 
@@ -176,7 +176,7 @@ def test_no_value_is_taken_for_one_of_another_type(fields: str, place: str) -> N
         ),
     ],
 )
-def test_bytes_that_are_not_the_record_say_what_is_wrong(body: bytes, sentence: str) -> None:
+def test_invalid_bytes_give_an_error_that_names_the_fault(body: bytes, sentence: str) -> None:
     with pytest.raises(CorruptError, match=sentence):
         decode(Order, body, "orders/1")
 
@@ -190,11 +190,11 @@ def test_an_integer_that_readers_reject_is_not_written() -> None:
         dump({"state": [{"x": 2**128}]})
 
 
-def test_long_digits_in_text_are_no_integers() -> None:
+def test_long_digit_strings_in_text_are_accepted() -> None:
     assert unseal(Stop, seal(Stop("failed", "9" * 5000, 1.5)), "x").reason == "9" * 5000
 
 
-def test_an_order_of_too_many_episodes_is_refused_when_it_is_written(
+def test_an_order_with_too_many_episodes_is_refused_by_the_writer(
     memory_store: ObjectStore,
 ) -> None:
     prompts = tuple(Prompt(f"p/{number}", {"question": "?"}) for number in range(2))
@@ -224,19 +224,19 @@ class _Named:
     n: Mapping[str, int]
 
 
-def test_the_first_three_of_a_thousand_wrong_fields_are_described_and_more_are_counted() -> None:
-    def told(wrong: int) -> str:
+def test_only_the_first_three_invalid_fields_are_described_and_the_rest_counted() -> None:
+    def error_message(wrong: int) -> str:
         with pytest.raises(CorruptError) as caught:
             build(_Numbers, json.dumps({"n": ["x"] * wrong}).encode(), "it")
         return str(caught.value)
 
     faults = [f"n.{at}: Input should be a valid integer" for at in range(3)]
-    assert told(1000) == f"it is not a _Numbers: {'; '.join(faults)}"
-    assert told(2) == f"it is not a _Numbers: {'; '.join(faults[:2])}"
-    assert told(1001) == "it is not a _Numbers: 1001 fields are wrong"
+    assert error_message(1000) == f"it is not a _Numbers: {'; '.join(faults)}"
+    assert error_message(2) == f"it is not a _Numbers: {'; '.join(faults[:2])}"
+    assert error_message(1001) == "it is not a _Numbers: 1001 fields are wrong"
 
 
-def test_what_is_wrong_is_told_in_five_hundred_characters() -> None:
+def test_an_error_message_has_at_most_five_hundred_characters() -> None:
     for length in (400, 1000):
         key = "k" * length
         with pytest.raises(CorruptError) as caught:

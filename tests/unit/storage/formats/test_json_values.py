@@ -49,7 +49,7 @@ def test_plain_data_has_no_fault(value: Any) -> None:
         ),
     ],
 )
-def test_what_json_could_not_give_back_is_named_with_its_place(
+def test_values_that_json_cannot_represent_are_named_with_their_place(
     value: Any, place: str, why: str
 ) -> None:
     assert fault(value) == (place, why)

@@ -23,14 +23,14 @@ def body(**fields: object) -> bytes:
         ("vocab_size", {"text_config": {"parts": [{"vocab_size": 10**4000}]}}),
     ],
 )
-def test_a_size_beyond_every_dimension_of_the_tensors_is_refused_by_name(
+def test_a_size_above_every_tensor_dimension_is_refused_by_name(
     key: str, fields: dict[str, object]
 ) -> None:
     with pytest.raises(CorruptError, match=rf"^config: {key} is .* dimension is 151936;"):
         check_sizes(body(**fields), SHAPES, "config")
 
 
-def test_sizes_of_the_tensors_and_numbers_that_are_no_sizes_are_accepted() -> None:
+def test_sizes_of_the_tensors_and_other_numbers_are_accepted() -> None:
     check_sizes(
         body(
             vocab_size=151_936,
@@ -45,12 +45,12 @@ def test_sizes_of_the_tensors_and_numbers_that_are_no_sizes_are_accepted() -> No
     )
 
 
-def test_sizes_up_to_the_floor_are_accepted_beside_small_tensors() -> None:
+def test_sizes_up_to_the_floor_are_accepted_for_small_tensors() -> None:
     check_sizes(body(chunk_size=2**16), [(4,)], "config")
     with pytest.raises(CorruptError, match=r"chunk_size is 65537, .* dimension is 65536"):
         check_sizes(body(chunk_size=2**16 + 1), [(4,)], "config")
 
 
-def test_a_config_that_is_no_json_object_is_refused() -> None:
+def test_a_config_that_is_not_a_json_object_is_refused() -> None:
     with pytest.raises(CorruptError, match="config is not JSON"):
         check_sizes(b"{", SHAPES, "config")

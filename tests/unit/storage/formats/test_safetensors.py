@@ -73,12 +73,12 @@ def test_a_file_is_read_back_bit_for_bit_in_every_dtype() -> None:
         tensors[f"t.{dtype}"] = HostTensor(dtype, (3, 5), raw.view(kind).reshape(3, 5))
     tensors["empty"] = HostTensor("BF16", (0, 7), np.empty((0, 7), dtype=np.uint16))
     tensors["scalar"] = HostTensor("F32", (), np.array(0x80000000, dtype=np.uint32))
-    found = from_safetensors(to_safetensors(tensors))
-    assert found.keys() == tensors.keys()
+    loaded = from_safetensors(to_safetensors(tensors))
+    assert loaded.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
-        assert found[name].bits.dtype == tensor.bits.dtype
-        assert found[name].bits.tobytes() == tensor.bits.tobytes()
+        assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape)
+        assert loaded[name].bits.dtype == tensor.bits.dtype
+        assert loaded[name].bits.tobytes() == tensor.bits.tobytes()
 
 
 def test_the_safetensors_package_reads_our_files_and_we_read_its() -> None:
@@ -108,9 +108,9 @@ def test_header_and_tensors_are_aligned() -> None:
 
 
 def test_tensors_read_are_views_that_cannot_be_written() -> None:
-    found = from_safetensors(to_safetensors(builders.tensors()))["model.weight"].bits
+    loaded = from_safetensors(to_safetensors(builders.tensors()))["model.weight"].bits
     with pytest.raises(ValueError, match="read-only"):
-        found[0, 0] = 1
+        loaded[0, 0] = 1
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,7 @@ def test_tensors_read_are_views_that_cannot_be_written() -> None:
         ),
     ],
 )
-def test_bits_that_are_not_what_the_dtype_says_are_refused(
-    tensor: HostTensor, sentence: str
-) -> None:
+def test_bits_that_are_invalid_for_the_dtype_are_refused(tensor: HostTensor, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         to_safetensors({"x": tensor})
 
@@ -209,14 +207,14 @@ def test_numbers_of_a_header_have_at_most_nineteen_digits() -> None:
         )
 
 
-def test_a_long_name_is_quoted_in_part() -> None:
+def test_a_long_name_is_shortened_in_the_message() -> None:
     for length, told in ((200, "n" * 200), (201, f"{'n' * 200}…")):
         with pytest.raises(CorruptError) as caught:
             from_safetensors(header_of("n" * length, "[2]", 1))
         assert str(caught.value) == f"the tensor {told} (U8 [2]) does not fit the bytes 0..1 of 1"
 
 
-def test_tensor_bytes_begin_right_behind_the_header_and_end_with_the_file() -> None:
+def test_tensor_bytes_begin_after_the_header_and_end_with_the_file() -> None:
     for body in (b"\0" * 7, (3).to_bytes(8, "little") + b"{}"):
         with pytest.raises(
             CorruptError, match=f"a safetensors file of {len(body)} bytes ends within its header"

@@ -27,8 +27,8 @@ def test_tensors_and_files_are_read_back(memory_store: ObjectStore) -> None:
         f"{ID}.config.json",
         f"{ID}.tokenizer.model",
     }
-    found = read_tensors(memory_store, contents)
-    assert found["model.weight"].bits.tolist() == [[1, 2, 3], [4, 5, 6]]
+    loaded = read_tensors(memory_store, contents)
+    assert loaded["model.weight"].bits.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert read_extra_files(memory_store, contents) == {
         "config.json": b"{}",
         "tokenizer.model": b"\x00\x01",
@@ -89,7 +89,7 @@ def test_a_file_that_was_replaced_by_another_valid_one_is_detected(
         read_tensors(memory_store, contents)
 
 
-def test_a_wrong_tensor_digest_is_detected_even_when_that_of_the_file_is_right(
+def test_a_wrong_tensor_digest_is_detected_even_with_a_correct_file_digest(
     memory_store: ObjectStore,
 ) -> None:
     contents = stored(memory_store)
@@ -172,7 +172,7 @@ def of_bytes(**sizes: int) -> dict[str, HostTensor]:
 @pytest.mark.parametrize(
     ("memory_bytes", "places"), [(48, [0, 0, 1, 1]), (47, [0, 1, 2, 2]), (31, [0, 1, 2, 3])]
 )
-def test_tensors_share_a_file_up_to_its_size_which_is_a_quarter_of_the_memory(
+def test_tensors_share_a_file_up_to_its_size_limit(
     memory_store: ObjectStore, memory_bytes: int, places: list[int]
 ) -> None:
     """In the order of their names: 4 and 8 bytes fit 12, 4 and 4 fit 11, and nothing fits beside 4
@@ -188,8 +188,8 @@ def test_tensors_share_a_file_up_to_its_size_which_is_a_quarter_of_the_memory(
     }
     assert len(contents.files) == places[-1] + 1
     assert {
-        name: one.bits.tolist() for name, one in read_tensors(memory_store, contents).items()
-    } == {name: one.bits.tolist() for name, one in tensors.items()}
+        name: item.bits.tolist() for name, item in read_tensors(memory_store, contents).items()
+    } == {name: item.bits.tolist() for name, item in tensors.items()}
 
 
 def test_a_tensor_file_that_the_manifest_does_not_list_is_named(memory_store: ObjectStore) -> None:

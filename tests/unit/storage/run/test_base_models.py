@@ -7,7 +7,7 @@ from tests.support.runs import builders
 from tests.support.stores.damaging_store import damages_first_reads
 
 
-def test_a_model_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
+def test_a_saved_model_is_loaded_unchanged(memory_store: ObjectStore) -> None:
     assert not base_models.has_model(memory_store, "abc")
     base_models.save_model(
         memory_store, "abc", builders.tensors(2), {"config.json": b"{}"}, {"accuracy": 0.5}
@@ -20,7 +20,7 @@ def test_a_model_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
     assert base_models.load_model(damages_first_reads(memory_store), "abc")[1] == files
 
 
-def test_the_model_of_the_first_builder_stays_and_the_second_leaves_no_files(
+def test_the_first_builders_model_stays_and_the_second_leaves_no_files(
     memory_store: ObjectStore,
 ) -> None:
     base_models.save_model(memory_store, "abc", builders.tensors(1), {}, {})

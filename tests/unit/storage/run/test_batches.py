@@ -42,14 +42,14 @@ def test_a_batch_is_read_back_with_every_value() -> None:
         closed=(7, 9),
         metrics={"dataflow/staleness/max": 2.0, "dataflow/odd": float("nan")},
     )
-    found = round_trip(batch)
-    assert (found.policy, found.step, found.created_s) == ("verifier", 9, 1700000000.0)
-    assert (found.shards, found.closed_below, found.closed) == ((5, 4, 7), 6, (7, 9))
-    assert found.ledger == batch.ledger
-    assert found.waiting == batch.waiting
-    assert found.metrics["dataflow/staleness/max"] == 2.0
-    assert np.isnan(found.metrics["dataflow/odd"])
-    first, second = found.rows
+    loaded = round_trip(batch)
+    assert (loaded.policy, loaded.step, loaded.created_s) == ("verifier", 9, 1700000000.0)
+    assert (loaded.shards, loaded.closed_below, loaded.closed) == ((5, 4, 7), 6, (7, 9))
+    assert loaded.ledger == batch.ledger
+    assert loaded.waiting == batch.waiting
+    assert loaded.metrics["dataflow/staleness/max"] == 2.0
+    assert np.isnan(loaded.metrics["dataflow/odd"])
+    first, second = loaded.rows
     assert (first.key, first.prompt_id) == (SequenceKey(5, 1, 2, 0), "chained_addition/train/17")
     assert first.tokens.tolist() == [11, 12, 40, 41, 2]
     assert first.loss_mask.tolist() == [False, False, True, True, True]
@@ -71,13 +71,13 @@ def test_a_batch_is_read_back_with_every_value() -> None:
 
 def test_a_batch_with_a_ledger_and_no_rows_is_read_back() -> None:
     books = replace(builders.batch(waiting=(key(1),), ledger=(builders.entry(key(0)),)), rows=())
-    found = round_trip(books)
-    assert (found.rows, found.ledger, found.waiting) == ((), books.ledger, books.waiting)
+    loaded = round_trip(books)
+    assert (loaded.rows, loaded.ledger, loaded.waiting) == ((), books.ledger, books.waiting)
 
 
-def test_an_empty_batch_comes_back() -> None:
-    found = round_trip(replace(builders.batch(), rows=(), shards=()))
-    assert (found.rows, found.ledger, found.waiting, found.shards) == ((), (), (), ())
+def test_an_empty_batch_is_read_back() -> None:
+    loaded = round_trip(replace(builders.batch(), rows=(), shards=()))
+    assert (loaded.rows, loaded.ledger, loaded.waiting, loaded.shards) == ((), (), (), ())
 
 
 def test_one_arrow_table_has_the_rows_and_the_ledger() -> None:
@@ -124,17 +124,17 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
         ({"temperature": -0.5}, "row 1: the temperature is -0.5; it is 0, or from 1e-12 to"),
     ],
 )
-def test_a_row_that_breaks_its_promises_is_corrupt(
+def test_a_row_that_violates_its_schema_is_corrupt(
     changes: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(CorruptError, match=sentence):
         round_trip(with_row(**changes))
 
 
-def test_the_smallest_values_that_are_allowed_come_back() -> None:
+def test_the_smallest_allowed_values_are_read_back() -> None:
     lowest = with_row(tokens=array([0] * 5, np.int32), key=SequenceKey(0, 0, 0, 0), min_version=0)
-    found = round_trip(lowest).rows[1]
-    assert (found.tokens.tolist(), found.key, found.min_version) == (
+    loaded = round_trip(lowest).rows[1]
+    assert (loaded.tokens.tolist(), loaded.key, loaded.min_version) == (
         [0] * 5,
         SequenceKey(0, 0, 0, 0),
         0,
@@ -142,7 +142,7 @@ def test_the_smallest_values_that_are_allowed_come_back() -> None:
 
 
 def test_a_row_may_have_a_min_version_below_its_trained_tokens() -> None:
-    """A masked token of the policy was sampled by version 2; those trained on by version 5."""
+    """A masked token of the policy was sampled by version 2, the trained ones by version 5."""
     versions = array([-1, -1, 5, 5, 5], np.int32)
     assert round_trip(with_row(versions=versions, min_version=2)).rows[1].min_version == 2
 
@@ -163,7 +163,7 @@ def test_unknown_and_misplaced_fates_are_corrupt() -> None:
         )
 
 
-def test_a_trained_fate_in_the_ledger_is_corrupt_wherever_it_stands() -> None:
+def test_a_trained_fate_in_the_ledger_is_corrupt_at_any_position() -> None:
     with pytest.raises(CorruptError, match="row 1: is trained on, yet has no tokens"):
         round_trip(builders.batch(ledger=(LedgerEntry(key(2), "trained", ""),)))
     with pytest.raises(CorruptError, match="not in the order trained, ledger, waiting"):

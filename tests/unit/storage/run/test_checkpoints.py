@@ -17,12 +17,12 @@ def save(store: ObjectStore, step: int) -> None:
 
 
 def newest_step(store: ObjectStore) -> int:
-    found = checkpoints.newest(store, "solver")
-    assert found is not None
-    return found.step
+    newest = checkpoints.newest(store, "solver")
+    assert newest is not None
+    return newest.step
 
 
-def test_a_checkpoint_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
+def test_a_saved_checkpoint_is_loaded_unchanged(memory_store: ObjectStore) -> None:
     save(memory_store, 10)
     tensors, state = checkpoints.load(memory_store, "solver", 10)
     assert tensors["model.weight"].bits.tolist() == [[10, 11, 12], [13, 14, 15]]
@@ -38,7 +38,7 @@ def test_the_newest_is_the_last_complete_checkpoint(memory_store: ObjectStore) -
     assert checkpoints.newest(memory_store, "verifier") is None
 
 
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(memory_store: ObjectStore) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(memory_store: ObjectStore) -> None:
     for step in (10, 20):
         save(memory_store, step)
     (data,) = (
@@ -47,9 +47,9 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(memory_store: Object
         if key.endswith(".safetensors")
     )
     memory_store.put(data, b"torn")
-    found = checkpoints.newest(memory_store, "solver")
-    assert found is not None
-    assert (found.step, found.state["step"]) == (10, 10)
+    newest = checkpoints.newest(memory_store, "solver")
+    assert newest is not None
+    assert (newest.step, newest.state["step"]) == (10, 10)
     memory_store.put("checkpoints/solver/00000010/manifest.json", b"torn")
     with pytest.raises(CorruptError, match="checkpoints/solver/00000020"):
         checkpoints.newest(memory_store, "solver")
@@ -61,22 +61,22 @@ def test_the_second_writer_of_a_checkpoint_loses(memory_store: ObjectStore) -> N
         save(memory_store, 10)
 
 
-def test_prune_keeps_the_newest_and_removes_all_of_the_others(memory_store: ObjectStore) -> None:
+def test_prune_keeps_the_newest_and_deletes_all_others(memory_store: ObjectStore) -> None:
     for step in (10, 20, 30, 40):
         save(memory_store, step)
-    memory_store.delete("checkpoints/solver/00000010/manifest.json")  # what a killed writer leaves
+    memory_store.delete("checkpoints/solver/00000010/manifest.json")  # as left by a killed writer
     checkpoints.prune(memory_store, "solver", keep=2)
     left = {key.split("/")[2] for key in memory_store.list("checkpoints/solver")}
     assert left == {"00000030", "00000040"}
     assert checkpoints.load(memory_store, "solver", 30)[1]["step"] == 30
 
 
-def test_prune_leaves_unfinished_newer_checkpoints_alone(memory_store: ObjectStore) -> None:
+def test_prune_keeps_incomplete_newer_checkpoints(memory_store: ObjectStore) -> None:
     save(memory_store, 10)
     save(memory_store, 20)
     memory_store.delete(
         "checkpoints/solver/00000020/manifest.json"
-    )  # being written by another trainer
+    )  # in progress, by another trainer
     checkpoints.prune(memory_store, "solver", keep=1)
     assert len(memory_store.list("checkpoints/solver/00000020")) == 1
     assert newest_step(memory_store) == 10
@@ -105,7 +105,9 @@ def test_prune_of_nothing_does_nothing(memory_store: ObjectStore) -> None:
     checkpoints.prune(memory_store, "solver", keep=1)
 
 
-def test_missing_and_misplaced_checkpoints_are_told_apart(memory_store: ObjectStore) -> None:
+def test_missing_and_misplaced_checkpoints_raise_different_errors(
+    memory_store: ObjectStore,
+) -> None:
     with pytest.raises(NotFoundError):
         checkpoints.load(memory_store, "solver", 10)
     save(memory_store, 10)
@@ -117,7 +119,7 @@ def test_missing_and_misplaced_checkpoints_are_told_apart(memory_store: ObjectSt
         checkpoints.load(memory_store, "solver", 11)
 
 
-def test_the_second_trainer_of_a_step_loses_and_leaves_nothing(memory_store: ObjectStore) -> None:
+def test_the_second_trainer_of_a_step_loses_and_leaves_no_files(memory_store: ObjectStore) -> None:
     save(memory_store, 10)
     stored = memory_store.list()
     with pytest.raises(ConflictError):
@@ -130,7 +132,7 @@ def test_prune_does_not_count_incomplete_checkpoints(memory_store: ObjectStore) 
         save(memory_store, step)
     whole = memory_store.get("checkpoints/solver/00000030/manifest.json")
     for step in ("00000098", "00000099", "9223372036854775807"):
-        memory_store.put(f"checkpoints/solver/{step}/manifest.json", whole)  # another step's
+        memory_store.put(f"checkpoints/solver/{step}/manifest.json", whole)  # that of another step
     memory_store.put("checkpoints/solver/00000097/manifest.json", b"{")
     save(memory_store, 96)
     (data,) = (

@@ -14,7 +14,7 @@ from tests.support.stores.damaging_store import damages_first_reads
 
 
 def evaluation(step: int, workflow: str = "actor_and_verify") -> Evaluation:
-    """Four problems: the first attempt right, mended by the team, wrong, and a play that failed."""
+    """Four problems: the first attempt right, corrected by the team, wrong, and a failed episode."""
     return Evaluation(
         versions={"solver": step, "verifier": step},
         dataset="chained_addition",
@@ -27,7 +27,7 @@ def evaluation(step: int, workflow: str = "actor_and_verify") -> Evaluation:
     )
 
 
-def test_an_evaluation_reads_back_as_it_was_written() -> None:
+def test_an_evaluation_is_read_back_unchanged() -> None:
     run = open_store("memory://evals-roundtrip")
     evaluations.create(run, evaluation(20))
     back = evaluations.read(run, {"verifier": 20, "solver": 20})
@@ -42,14 +42,14 @@ def test_an_evaluation_reads_back_as_it_was_written() -> None:
     assert (back.created_s, back.seconds) == (5.0, 2.5)
 
 
-def test_one_play_of_the_team_scores_the_solver_alone_first_and_a_failed_play_as_wrong() -> None:
+def test_an_episode_of_a_team_scores_the_solver_first_and_a_failure_as_wrong() -> None:
     assert evaluations.scores(evaluation(20)) == (
         Accuracy("single_turn", 0.25, 4),
         Accuracy("actor_and_verify", 0.5, 4),
     )
 
 
-def test_a_play_of_one_policy_scores_once() -> None:
+def test_an_episode_of_one_policy_has_one_score() -> None:
     assert evaluations.scores(evaluation(20, "single_turn")) == (Accuracy("single_turn", 0.25, 4),)
 
 
@@ -60,11 +60,11 @@ def test_the_second_evaluation_of_the_same_versions_loses() -> None:
         evaluations.create(run, evaluation(20))
 
 
-def test_evaluations_come_in_the_order_of_their_versions() -> None:
+def test_evaluations_are_listed_in_the_order_of_their_versions() -> None:
     run = open_store("memory://evals-order")
     for step in (100, 0, 20):
         evaluations.create(run, evaluation(step))
-    assert [one.versions["solver"] for one in evaluations.read_all(run).readable] == [0, 20, 100]
+    assert [item.versions["solver"] for item in evaluations.read_all(run).readable] == [0, 20, 100]
     assert evaluations.exists(run, {"solver": 20, "verifier": 20})
     assert not evaluations.exists(run, {"solver": 40, "verifier": 40})
     assert evaluations.keys(run, start_after=evaluations.keys(run)[0]) == [
@@ -73,7 +73,7 @@ def test_evaluations_come_in_the_order_of_their_versions() -> None:
     ]
 
 
-def test_other_bytes_are_corrupt_and_named() -> None:
+def test_invalid_bytes_are_corrupt_and_named() -> None:
     run = open_store("memory://evals-corrupt")
     run.put("evals/solver-00000000.arrow", b"not arrow")
     with pytest.raises(
@@ -83,7 +83,7 @@ def test_other_bytes_are_corrupt_and_named() -> None:
 
 
 def crafted(old: bytes, new: bytes) -> bytes:
-    """An evaluation in which `old` is replaced by `new`, of the same length, with a true digest."""
+    """An evaluation in which `old` is replaced by `new`, of the same length, with a correct digest."""
     body = evaluations.encode(evaluation(20)).replace(old, new)
     digits: bytes = pa.ipc.open_file(body).schema.metadata[b"astraflow.digest"]
     return body.replace(digits, xxhash.xxh3_128_hexdigest(body.replace(digits, b"0" * 32)).encode())
@@ -93,12 +93,12 @@ def crafted(old: bytes, new: bytes) -> bytes:
     ("start", "sentence"),
     [(b'?"versions"', "is not JSON"), (b'{"versionz"', "is not a _Header: versions")],
 )
-def test_a_header_that_is_no_evaluations_is_corrupt(start: bytes, sentence: str) -> None:
+def test_an_invalid_header_is_corrupt(start: bytes, sentence: str) -> None:
     with pytest.raises(CorruptError, match=f"the header of an evaluation {sentence}"):
         evaluations.decode(crafted(b'{"versions"', start))
 
 
-def test_an_evaluation_of_other_versions_than_its_key_says_is_corrupt() -> None:
+def test_an_evaluation_of_other_versions_than_in_its_key_is_corrupt() -> None:
     run = open_store("memory://evals-misplaced")
     run.put("evals/solver-00000040_verifier-00000040.arrow", evaluations.encode(evaluation(20)))
     with pytest.raises(
@@ -118,7 +118,7 @@ def test_an_evaluation_that_arrives_damaged_once_is_read_again() -> None:
     )
 
 
-def test_an_evaluation_of_policies_that_cannot_be_is_corrupt() -> None:
+def test_an_evaluation_with_an_invalid_policy_name_is_corrupt() -> None:
     run = open_store("memory://evals-names")
     run.put("evals/solver-00000020.arrow", crafted(b'"solver"', b'"so/ver"'))
     with pytest.raises(
@@ -129,9 +129,7 @@ def test_an_evaluation_of_policies_that_cannot_be_is_corrupt() -> None:
 
 @pytest.mark.parametrize("value", [2.0, -0.5, np.inf, -np.inf, 1e38])
 @pytest.mark.parametrize("column", ["first_attempt", "final"])
-def test_an_answer_that_is_neither_right_nor_wrong_nor_failed_is_corrupt(
-    column: str, value: float
-) -> None:
+def test_an_outcome_other_than_right_wrong_or_failed_is_corrupt(column: str, value: float) -> None:
     values = np.array([1, 0, value, np.nan], np.float32)
     changed: dict[str, Any] = {column: values}
     with pytest.raises(CorruptError, match=f"{column} of row 2 is"):
@@ -148,7 +146,7 @@ def test_an_answer_that_is_neither_right_nor_wrong_nor_failed_is_corrupt(
         {"versions": {"solver": -1}},
     ],
 )
-def test_an_evaluation_with_an_absurd_number_in_its_header_is_corrupt(
+def test_an_evaluation_with_an_extreme_number_in_its_header_is_corrupt(
     change: dict[str, Any],
 ) -> None:
     with pytest.raises(
@@ -157,7 +155,7 @@ def test_an_evaluation_with_an_absurd_number_in_its_header_is_corrupt(
         evaluations.decode(evaluations.encode(replace(evaluation(20), **change)))
 
 
-def test_evaluations_that_cannot_be_read_are_told_with_their_reason_and_hide_no_other() -> None:
+def test_unreadable_evaluations_are_listed_with_their_reason_beside_the_others() -> None:
     run = open_store("memory://evals-look")
     evaluations.create(run, evaluation(20))
     torn, moved = (
@@ -167,7 +165,7 @@ def test_evaluations_that_cannot_be_read_are_told_with_their_reason_and_hide_no_
     run.put(torn, b"not arrow")
     run.put(moved, run.get("evals/solver-00000020_verifier-00000020.arrow"))
     seen = evaluations.read_all(run)
-    assert [one.versions["solver"] for one in seen.readable] == [20]
+    assert [item.versions["solver"] for item in seen.readable] == [20]
     assert list(seen.unreadable) == [torn, moved]
     assert "a evaluation file of 9 bytes" in seen.unreadable[torn]
     assert (

@@ -91,7 +91,7 @@ def test_a_prompt_that_cannot_be_stored_is_named_and_nothing_is_written(
     assert memory_store.list() == []
 
 
-def test_the_orders_end_once(memory_store: ObjectStore) -> None:
+def test_the_end_of_the_orders_is_written_once(memory_store: ObjectStore) -> None:
     assert not orders.has_ended(memory_store)
     orders.create_end(memory_store, 5)
     orders.create_end(memory_store, 7)

@@ -35,7 +35,9 @@ def test_json_objects_can_be_quarantined_too(memory_store: ObjectStore) -> None:
     }
 
 
-def test_what_vanished_leaves_its_reason(memory_store: ObjectStore) -> None:
+def test_a_vanished_object_has_a_reason_in_quarantine_and_no_copy(
+    memory_store: ObjectStore,
+) -> None:
     quarantine_object(memory_store, "shards/00000007.arrow", "vanished")
     assert read_quarantine(memory_store) == {"shards/00000007.arrow": "vanished"}
     assert not memory_store.exists("quarantine/shards/00000007.arrow")

@@ -24,7 +24,7 @@ from storage.store.object_store import ObjectStore
 CONFIG = {"seed": 0, "data": {"max_staleness": 8, "betas": [0.9, 0.999]}}
 
 
-def test_a_run_keeps_its_config(memory_store: ObjectStore) -> None:
+def test_the_configuration_of_a_run_is_read_back(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "tiny-1", CONFIG, deployment="multi-policy")
     assert read_run_config(open_run(memory_store, "tiny-1")) == CONFIG
     record = read_run(run)
@@ -50,7 +50,7 @@ def test_the_same_id_with_the_same_config_joins_the_run(memory_store: ObjectStor
     assert read_run(again).created_s == created_s
 
 
-def test_the_same_id_with_another_config_names_what_differs(memory_store: ObjectStore) -> None:
+def test_the_same_id_with_another_config_names_the_differences(memory_store: ObjectStore) -> None:
     create_run(memory_store, "tiny-1", CONFIG)
     other = {"seed": 0, "data": {"max_staleness": 4, "betas": [0.9, 0.999]}, "steps": 3}
     with pytest.raises(ConfigError) as caught:
@@ -62,7 +62,7 @@ def test_the_same_id_with_another_config_names_what_differs(memory_store: Object
 
 
 @pytest.mark.parametrize("run_id", ["", "a/b", "..", "-x", "a b", "x" * 101, "a\n"])
-def test_an_id_that_is_no_plain_name_is_refused(memory_store: ObjectStore, run_id: str) -> None:
+def test_an_id_that_is_not_a_plain_name_is_refused(memory_store: ObjectStore, run_id: str) -> None:
     with pytest.raises(ConfigError, match="cannot be a run id"):
         create_run(memory_store, run_id, CONFIG)
 
@@ -75,7 +75,7 @@ def test_an_unknown_run_names_similar_ones(memory_store: ObjectStore) -> None:
         open_run(memory_store, "tinny-1")
 
 
-def test_an_unknown_run_in_an_empty_store_says_so(local_store: ObjectStore) -> None:
+def test_an_unknown_run_in_an_empty_store_gives_its_own_message(local_store: ObjectStore) -> None:
     with pytest.raises(ConfigError, match="the store holds no run yet"):
         open_run(local_store, "../x")
 
@@ -96,7 +96,9 @@ def test_an_existing_stop_stays(memory_store: ObjectStore) -> None:
     assert read_stop(run) == cancelled
 
 
-def test_a_cleared_stop_lets_the_run_go_on_and_stop_again(memory_store: ObjectStore) -> None:
+def test_a_run_with_a_cleared_stop_continues_and_can_be_stopped_again(
+    memory_store: ObjectStore,
+) -> None:
     run = create_run(memory_store, "a", CONFIG)
     request_stop(run, Stop("failed", "x", 1.0))
     clear_stop(run)
@@ -105,7 +107,9 @@ def test_a_cleared_stop_lets_the_run_go_on_and_stop_again(memory_store: ObjectSt
     assert request_stop(run, Stop("completed", "", 2.0)).state == "completed"
 
 
-def test_a_changed_config_is_corrupt_and_hides_no_other_run(memory_store: ObjectStore) -> None:
+def test_a_changed_config_is_corrupt_and_does_not_hide_other_runs(
+    memory_store: ObjectStore,
+) -> None:
     run = create_run(memory_store, "changed", CONFIG)
     create_run(memory_store, "whole", CONFIG)
     memory_store.put(
@@ -177,7 +181,7 @@ def test_a_reason_is_truncated_when_it_is_written_and_when_it_is_read(
     assert runs.read_stop(memory_store) == Stop("failed", "y" * 10_000, 1.0)
 
 
-def test_an_end_of_megabytes_is_not_parsed(memory_store: ObjectStore) -> None:
+def test_a_run_end_of_megabytes_is_not_parsed(memory_store: ObjectStore) -> None:
     body = seal(Stop("failed", "z" * runs.STOP_BYTES_MAX, 1.0))
     memory_store.put(layout.STOP, body)
     with pytest.raises(

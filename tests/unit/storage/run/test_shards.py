@@ -37,7 +37,7 @@ def header_of_a_failed_episode() -> Json:
 
 
 def without_rows(header: Json) -> bytes:
-    """The file of a shard that has a header and no sequences."""
+    """The file of a shard with a header and no sequences."""
     columns = {
         name: arrow_files.list_column([], kind) for name, kind in shards.TOKEN_COLUMNS.items()
     }
@@ -58,20 +58,20 @@ def test_a_shard_is_read_back_with_every_value() -> None:
         order=7,
         weights={"solver": {4: "sha256:aa", 0: "sha256:bb"}, "verifier": {7: "sha256:cc"}},
     )
-    found = round_trip(shard)
-    assert (found.order, found.attempt, found.worker, found.region) == (
+    loaded = round_trip(shard)
+    assert (loaded.order, loaded.attempt, loaded.worker, loaded.region) == (
         7,
         0,
         "rollout-us-east-0",
         "us-east",
     )
-    assert (found.started_s, found.finished_s) == (1700000000.0, 1700000001.5)
-    assert found.weights == {
+    assert (loaded.started_s, loaded.finished_s) == (1700000000.0, 1700000001.5)
+    assert loaded.weights == {
         "solver": {4: "sha256:aa", 0: "sha256:bb"},
         "verifier": {7: "sha256:cc"},
     }
-    assert [group.prompt for group in found.groups] == [group.prompt for group in shard.groups]
-    play = found.groups[0].episodes[0]
+    assert [group.prompt for group in loaded.groups] == [group.prompt for group in shard.groups]
+    play = loaded.groups[0].episodes[0]
     assert (play.reward, play.metrics, play.error, play.seconds) == (
         0.5,
         {"first_attempt": 1.0},
@@ -96,10 +96,10 @@ def test_a_shard_is_read_back_with_every_value() -> None:
         False,
         ("solver", "verifier"),
     )
-    assert found.groups[1].episodes[0].reward == 0.0
+    assert loaded.groups[1].episodes[0].reward == 0.0
 
 
-def test_failed_episodes_without_sequences_survive() -> None:
+def test_failed_episodes_without_sequences_are_read_back() -> None:
     shard = builders.shard(
         builders.group(
             builders.episode(),
@@ -108,17 +108,17 @@ def test_failed_episodes_without_sequences_survive() -> None:
         ),
         builders.group(builders.episode(error="ValueError: boom")),
     )
-    found = round_trip(shard)
-    assert [len(episode.sequences) for episode in found.groups[0].episodes] == [1, 0, 1]
-    assert found.groups[0].episodes[1].error == "timeout after 60 s"
-    assert found.groups[0].episodes[1].seconds == 60.0
-    assert found.groups[1].episodes[0].error == "ValueError: boom"
+    loaded = round_trip(shard)
+    assert [len(episode.sequences) for episode in loaded.groups[0].episodes] == [1, 0, 1]
+    assert loaded.groups[0].episodes[1].error == "timeout after 60 s"
+    assert loaded.groups[0].episodes[1].seconds == 60.0
+    assert loaded.groups[1].episodes[0].error == "ValueError: boom"
 
 
 def test_the_kind_of_every_failure_is_stored() -> None:
     episodes = [builders.episode(error=f"{kind}!", failure_kind=kind) for kind in FailureKind]
-    (found,) = round_trip(builders.shard(builders.group(builders.episode(), *episodes))).groups
-    assert [(episode.error, episode.failure_kind) for episode in found.episodes] == [
+    (loaded,) = round_trip(builders.shard(builders.group(builders.episode(), *episodes))).groups
+    assert [(episode.error, episode.failure_kind) for episode in loaded.episodes] == [
         (None, None),
         ("model!", FailureKind.MODEL),
         ("environment!", FailureKind.ENVIRONMENT),
@@ -137,9 +137,7 @@ def test_the_kind_of_every_failure_is_stored() -> None:
         ("no", "gremlins", r"groups\.0\.episodes\.0\.failure_kind: Input should be 'model', 'env"),
     ],
 )
-def test_a_failure_kind_that_cannot_be_is_refused(
-    error: str | None, kind: str, message: str
-) -> None:
+def test_an_unknown_failure_kind_is_refused(error: str | None, kind: str, message: str) -> None:
     header = header_of_a_failed_episode()
     header["groups"][0]["episodes"][0] |= {"error": error, "failure_kind": kind}
     with pytest.raises(CorruptError, match=message):
@@ -153,36 +151,36 @@ def test_a_shard_of_an_earlier_release_has_failures_without_a_kind() -> None:
     assert (episode.error, episode.failure_kind) == ("timeout after 60 s", None)
 
 
-def test_a_shard_without_any_sequence_is_a_shard() -> None:
-    found = round_trip(builders.shard(builders.group(builders.episode(error="boom"))))
-    assert found.groups[0].episodes[0].sequences == ()
+def test_a_shard_without_sequences_is_valid() -> None:
+    loaded = round_trip(builders.shard(builders.group(builders.episode(error="boom"))))
+    assert loaded.groups[0].episodes[0].sequences == ()
 
 
-def test_sequences_of_other_policies_keep_their_own_names() -> None:
+def test_sequences_of_other_policies_keep_their_policy_names() -> None:
     pair = builders.sequence(), builders.sequence(policy="critic", policies=("critic",))
-    found = (
+    loaded = (
         round_trip(builders.shard(builders.group(builders.episode(*pair))))
         .groups[0]
         .episodes[0]
         .sequences
     )
-    assert [sequence.policies for sequence in found] == [("solver", "verifier"), ("critic",)]
+    assert [sequence.policies for sequence in loaded] == [("solver", "verifier"), ("critic",)]
 
 
-def test_bits_of_logprobs_are_kept_nan_and_negative_zero_included() -> None:
+def test_log_probabilities_keep_their_bits_nan_and_negative_zero_included() -> None:
     bits = np.array([0x80000000, 0, 0x7FC00001, 0xFF800000, 0x00000001], dtype=np.uint32)
-    found = round_trip(with_sequence(logprobs=bits.view(np.float32)))
+    loaded = round_trip(with_sequence(logprobs=bits.view(np.float32)))
     assert (
-        found.groups[0].episodes[0].sequences[1].logprobs.view(np.uint32).tolist() == bits.tolist()
+        loaded.groups[0].episodes[0].sequences[1].logprobs.view(np.uint32).tolist() == bits.tolist()
     )
 
 
-def test_an_infinite_reward_of_an_episode_comes_back() -> None:
-    found = round_trip(
+def test_an_infinite_reward_of_an_episode_is_read_back() -> None:
+    loaded = round_trip(
         builders.shard(builders.group(builders.episode(reward=float("-inf"), speed=float("nan"))))
     )
-    assert found.groups[0].episodes[0].reward == float("-inf")
-    assert np.isnan(found.groups[0].episodes[0].metrics["speed"])
+    assert loaded.groups[0].episodes[0].reward == float("-inf")
+    assert np.isnan(loaded.groups[0].episodes[0].metrics["speed"])
 
 
 def array(values: list[float], kind: type) -> NDArray[Any]:
@@ -233,33 +231,33 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
         ({"temperature": 9e-13}, "row 1: the temperature is 9e-13"),
     ],
 )
-def test_a_sequence_that_breaks_its_promises_is_corrupt(
+def test_a_sequence_that_violates_its_schema_is_corrupt(
     changes: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(CorruptError, match=sentence):
         round_trip(with_sequence(**changes))
 
 
-def test_the_smallest_values_that_are_allowed_come_back() -> None:
-    """Token 0, version 0 and the first policy: what a looser or a stricter check would refuse or
-    let through.
+def test_the_smallest_allowed_values_are_read_back() -> None:
+    """Token 0, version 0 and the first policy: the values that a looser or a stricter check would
+    treat differently.
     """
     lowest = with_sequence(
         tokens=array([0] * 5, np.int32), versions=array([-1, -1, 0, 0, 0], np.int32)
     )
-    found = round_trip(lowest).groups[0].episodes[0].sequences[1]
-    assert found.tokens.tolist() == [0] * 5
-    assert found.versions.tolist() == [-1, -1, 0, 0, 0]
-    assert found.owners.tolist() == [-1, -1, 0, 0, 0]
+    loaded = round_trip(lowest).groups[0].episodes[0].sequences[1]
+    assert loaded.tokens.tolist() == [0] * 5
+    assert loaded.versions.tolist() == [-1, -1, 0, 0, 0]
+    assert loaded.owners.tolist() == [-1, -1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-12, 1e12])
-def test_a_temperature_at_a_bound_comes_back(temperature: float) -> None:
-    found = round_trip(with_sequence(temperature=temperature))
-    assert found.groups[0].episodes[0].sequences[1].temperature == temperature
+def test_a_temperature_at_a_bound_is_read_back(temperature: float) -> None:
+    loaded = round_trip(with_sequence(temperature=temperature))
+    assert loaded.groups[0].episodes[0].sequences[1].temperature == temperature
 
 
-def test_an_order_below_0_is_corrupt() -> None:
+def test_an_order_number_below_0_is_corrupt() -> None:
     with pytest.raises(
         CorruptError,
         match="a shard's header is not a _Header: order: Input should be greater than or equal to 0",
@@ -272,7 +270,7 @@ def test_a_shard_that_arrives_damaged_once_is_read_again(memory_store: ObjectSto
     assert shards.read(damages_first_reads(memory_store), 3).order == 3
 
 
-def test_a_header_that_does_not_fit_the_rows_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_that_does_not_match_the_rows_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     header = shards._header
 
     def longer(shard: Shard, sets: tuple[tuple[str, ...], ...]) -> object:
@@ -303,7 +301,7 @@ def test_rows_in_another_order_than_the_header_are_corrupt(monkeypatch: pytest.M
         round_trip(shard)
 
 
-def test_the_first_result_of_an_order_is_the_only_one(memory_store: ObjectStore) -> None:
+def test_the_first_shard_of_an_order_is_the_only_one(memory_store: ObjectStore) -> None:
     assert not shards.exists(memory_store, 0)
     assert shards.create(memory_store, builders.shard(builders.group(prompt_id="first")))
     assert not shards.create(memory_store, builders.shard(builders.group(prompt_id="twin")))
@@ -311,7 +309,7 @@ def test_the_first_result_of_an_order_is_the_only_one(memory_store: ObjectStore)
     assert shards.read(memory_store, 0).groups[0].prompt.id == "first"
 
 
-def test_even_an_equal_twin_loses(memory_store: ObjectStore) -> None:
+def test_an_equal_second_shard_loses(memory_store: ObjectStore) -> None:
     assert shards.create(memory_store, builders.shard())
     assert not shards.create(memory_store, builders.shard())
 

@@ -58,7 +58,7 @@ def test_a_credential_in_an_address_is_not_shown(url: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("url", CLEAN)
-def test_an_address_without_a_credential_is_shown_as_it_is(url: str) -> None:
+def test_an_address_without_a_credential_is_shown_unchanged(url: str) -> None:
     assert not holds_credentials(url)
     assert without_credentials(url) == url
     check_no_credentials("ASTRAFLOW_STORE", url)
@@ -87,7 +87,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("variable", list(VARIABLES))
-def test_no_command_prints_a_credential_or_leaves_it_in_the_home(
+def test_no_command_prints_a_credential_or_stores_it_in_the_home(
     variable: str, tmp_path: Path
 ) -> None:
     own = {name: value for name, value in os.environ.items() if name not in VARIABLES}

@@ -3,13 +3,13 @@ from storage.store.galloping_search import first_absent
 
 def count_requests(size: int, start: int = 0) -> tuple[int, int]:
     """(first absent number, requests made) in a series 0 … size − 1."""
-    asked: list[int] = []
+    requested: list[int] = []
 
     def exists(number: int) -> bool:
-        asked.append(number)
+        requested.append(number)
         return number < size
 
-    return first_absent(exists, start), len(asked)
+    return first_absent(exists, start), len(requested)
 
 
 def test_the_end_is_found_from_every_start() -> None:
@@ -18,11 +18,11 @@ def test_the_end_is_found_from_every_start() -> None:
             assert count_requests(size, start)[0] == size
 
 
-def test_an_absent_start_is_the_result() -> None:
+def test_an_absent_start_is_returned() -> None:
     assert count_requests(3, start=7) == (7, 1)
 
 
 def test_ten_thousand_numbers_cost_few_requests() -> None:
-    found, requests = count_requests(10_000)
-    assert found == 10_000
+    result, requests = count_requests(10_000)
+    assert result == 10_000
     assert requests <= 30

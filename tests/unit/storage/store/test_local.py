@@ -35,7 +35,7 @@ def test_unfinished_files_are_never_listed(tmp_path: Path) -> None:
     assert LocalFiles(tmp_path).list("", "") == ["orders/00000000.json"]
 
 
-def test_no_temporary_file_outlives_a_create_or_a_write(tmp_path: Path) -> None:
+def test_no_temporary_file_remains_after_a_create_or_a_write(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path)
     assert files.create("a/b", b"1")
     assert not files.create("a/b", b"2")
@@ -44,7 +44,7 @@ def test_no_temporary_file_outlives_a_create_or_a_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("verb", "naming"), [("create", "link"), ("write", "replace")])
-def test_a_file_is_synced_before_its_name_and_the_name_before_the_call_returns(
+def test_a_file_is_synced_before_its_name_and_both_before_the_call_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, naming: str
 ) -> None:
     done: list[str] = []
@@ -88,7 +88,7 @@ def test_the_loser_of_a_race_leaves_no_files(
     files.create("a", b"winner")
     monkeypatch.setattr(
         LocalFiles, "exists", lambda self, key: False
-    )  # both looked before either wrote
+    )  # both read before either wrote
     assert not files.create("a", b"loser")
     assert (tmp_path / "a").read_bytes() == b"winner"
     assert os.listdir(tmp_path) == ["a"]
@@ -108,7 +108,7 @@ def test_the_loser_of_a_race_leaves_no_files(
         (errno.EIO, TransientError, "the file system failed at"),
     ],
 )
-def test_failures_of_the_disk_are_translated(
+def test_disk_errors_are_translated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception], sentence: str
 ) -> None:
     files = LocalFiles(tmp_path)
@@ -119,7 +119,7 @@ def test_failures_of_the_disk_are_translated(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_system_without_links_is_refused(
+def test_a_file_system_without_hard_links_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "link", raising(errno.EOPNOTSUPP))
@@ -147,7 +147,7 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
     as_ordinary_user(tmp_path, work)
 
 
-def tell_tale(tmp_path: Path) -> tuple[LocalFiles, Path]:
+def recording_files(tmp_path: Path) -> tuple[LocalFiles, Path]:
     """A store with one object, and a folder outside it with one file."""
     store, outside = LocalFiles(tmp_path / "store"), tmp_path / "outside"
     store.write("runs/r/tags/best.json", b"ours")
@@ -168,7 +168,7 @@ def tell_tale(tmp_path: Path) -> tuple[LocalFiles, Path]:
     ],
 )
 def test_a_key_that_leaves_the_store_is_rejected_by_every_method(tmp_path: Path, key: str) -> None:
-    store, outside = tell_tale(tmp_path)
+    store, outside = recording_files(tmp_path)
     verbs: list[Callable[[], object]] = [
         lambda: store.read(key),
         lambda: store.read_part(key, 0, 1),
@@ -187,10 +187,10 @@ def test_a_key_that_leaves_the_store_is_rejected_by_every_method(tmp_path: Path,
 
 
 @pytest.mark.parametrize("link", ["runs", "runs/r", "runs/r/tags"])
-def test_a_folder_of_the_store_that_is_a_symbolic_link_is_refused_by_name_and_nothing_beyond_it_changes(
+def test_a_symbolic_link_among_the_folders_of_a_store_is_refused_by_name(
     tmp_path: Path, link: str
 ) -> None:
-    store, outside = tell_tale(tmp_path)
+    store, outside = recording_files(tmp_path)
     folder = store.root / link
     shutil.rmtree(folder)
     target = outside if link == "runs/r/tags" else outside / "below"
@@ -216,10 +216,10 @@ def test_a_folder_of_the_store_that_is_a_symbolic_link_is_refused_by_name_and_no
     assert (outside / "best.json").read_bytes() == b"not ours"
 
 
-def test_an_object_that_is_a_symbolic_link_is_not_read_and_overwriting_replaces_the_link(
+def test_an_object_that_is_a_symbolic_link_is_not_read_and_is_replaced_by_a_write(
     tmp_path: Path,
 ) -> None:
-    store, outside = tell_tale(tmp_path)
+    store, outside = recording_files(tmp_path)
     link = store.root / "runs/r/report.html"
     link.symlink_to(outside / "best.json")
     (store.root / "runs/linked").symlink_to(outside)
@@ -235,8 +235,8 @@ def test_an_object_that_is_a_symbolic_link_is_not_read_and_overwriting_replaces_
     assert (outside / "best.json").read_bytes() == b"not ours"
 
 
-def test_the_folder_of_the_store_itself_may_be_reached_through_a_link(tmp_path: Path) -> None:
-    store, _ = tell_tale(tmp_path)
+def test_the_root_folder_of_a_store_can_be_a_symbolic_link(tmp_path: Path) -> None:
+    store, _ = recording_files(tmp_path)
     (tmp_path / "link").symlink_to(store.root)
     linked = LocalFiles(tmp_path / "link")
     assert linked.read("runs/r/tags/best.json") == b"ours"
@@ -244,16 +244,16 @@ def test_the_folder_of_the_store_itself_may_be_reached_through_a_link(tmp_path: 
 
 
 def test_a_pipe_in_the_store_is_rejected_without_waiting_for_it(tmp_path: Path) -> None:
-    store, _ = tell_tale(tmp_path)
+    store, _ = recording_files(tmp_path)
     os.mkfifo(store.root / "runs/r/run.json")
     with pytest.raises(CorruptError, match=r"run\.json is a pipe, a socket or a device"):
         store.read("runs/r/run.json")
 
 
-def test_a_socket_in_the_store_is_refused_and_not_tried_again(
+def test_a_socket_in_the_store_is_refused_without_retries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, _ = tell_tale(tmp_path)
+    store, _ = recording_files(tmp_path)
     monkeypatch.chdir(
         store.root / "runs/r"
     )  # the address of a socket may have about 100 characters
@@ -265,7 +265,7 @@ def test_a_socket_in_the_store_is_refused_and_not_tried_again(
             store.read("runs/r/run.json")
 
 
-def test_a_folder_with_the_name_of_an_object_exists_is_listed_and_cannot_be_read(
+def test_a_folder_at_the_key_of_an_object_is_listed_and_cannot_be_read(
     tmp_path: Path,
 ) -> None:
     store = LocalFiles(tmp_path)
@@ -314,8 +314,8 @@ def test_a_folder_at_the_key_of_a_new_object_is_rejected_without_retries(
     assert store.list("", "") == []
 
 
-def test_a_file_at_the_path_of_a_folder_is_not_an_empty_folder(tmp_path: Path) -> None:
-    store, _ = tell_tale(tmp_path)
+def test_a_file_at_the_path_of_a_folder_is_refused(tmp_path: Path) -> None:
+    store, _ = recording_files(tmp_path)
     (store.root / "runs/r/heartbeats").write_bytes(b"")
     for verb in (
         lambda: store.list("runs/r/heartbeats", ""),
@@ -344,7 +344,7 @@ def test_an_object_of_terabytes_is_refused_before_it_is_read(tmp_path: Path) -> 
         ("0.arrow", ARROW_BYTES_MAX),
     ):
         with (tmp_path / name).open("wb") as file:
-            file.truncate(2**42)  # more than any memory
+            file.truncate(2**42)  # more than the memory of any machine
         with pytest.raises(
             CorruptError, match=rf"{name} has 4,398,046,511,104 bytes; .* has at most {most:,}$"
         ):
@@ -354,7 +354,9 @@ def test_an_object_of_terabytes_is_refused_before_it_is_read(tmp_path: Path) -> 
     quarantine_object(store, "stop.json", "is too large")
     assert read_quarantine(store) == {"stop.json": "is too large"}
     assert not store.exists("quarantine/stop.json")
-    assert store.get("stop.json", BYTES_MAX)[:2] == b"\0\0"  # who says how much is wanted gets it
+    assert (
+        store.get("stop.json", BYTES_MAX)[:2] == b"\0\0"
+    )  # a reader that gives a limit gets that part
 
 
 def test_the_depth_of_listed_folders_is_limited(
@@ -369,8 +371,8 @@ def test_the_depth_of_listed_folders_is_limited(
 
 
 class Disk:
-    """What is done to names and folders, in order: `sync a/b`, `mkdir a`, `unlink a/b/c`; bytes of
-    files are `sync bytes`.
+    """Operations on names and folders, in order: `sync a/b`, `mkdir a`, `unlink a/b/c`; for
+    contents of files `sync bytes`.
     """
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +411,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("verb", ["create", "write"])
-def test_the_name_of_a_new_folder_is_synced_before_a_file_is_written_into_it(
+def test_a_new_folder_is_synced_before_a_file_is_written_into_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     disk = Disk(tmp_path, monkeypatch)
@@ -433,7 +435,7 @@ def test_a_deletion_is_synced_before_the_call_returns(
     assert disk.done == ["unlink a/b", "sync a"]
 
 
-def test_unfinished_files_are_those_that_nobody_has_written_to_for_a_while(tmp_path: Path) -> None:
+def test_unfinished_files_are_those_unchanged_for_a_minimum_age(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path)
     (tmp_path / "a" / "b").mkdir(parents=True)
     for name, written_s in (("a/.tmp-1", 100.0), ("a/b/.tmp-2", 101.0), ("a/whole", 1.0)):

@@ -1,4 +1,4 @@
-"""Lost answers, retries, URLs and errors, on backends that fail on purpose."""
+"""Lost responses, retries, URLs and errors, on backends that fail on purpose."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +13,8 @@ from storage.store.object_store import ObjectStore, check_store, default_store, 
 
 @dataclass
 class Scripted:
-    """A backend of one dict that raises what `failures` holds, one a call, before or after doing
-    the work.
+    """A backend of one dict that raises the items of `failures`, one per call, before or after the
+    effect.
     """
 
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Scripted:
 
 @dataclass
 class Parts(Scripted):
-    """Which parts were asked for."""
+    """A backend that records which parts were requested."""
 
     asked: list[tuple[int, int]] = field(default_factory=list)
 
@@ -85,7 +85,7 @@ class Parts(Scripted):
         (20, [(0, 8), (8, 16), (16, 20)]),
     ],
 )
-def test_the_parts_of_an_object_are_within_the_limits_of_their_size(
+def test_parts_of_an_object_stay_within_the_limits(
     num_bytes: int, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("PART_BYTES_MIN", 4), ("PART_BYTES_MAX", 8), ("PARTS_MAX", 2)):
@@ -96,7 +96,7 @@ def test_the_parts_of_an_object_are_within_the_limits_of_their_size(
     assert backend.calls == ([] if parts else ["read"])
 
 
-def test_a_store_is_tried_sixteen_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_is_tried_at_most_sixteen_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     backend = Scripted({"a": b"x"}, failures=["before"] * 15)
     assert ObjectStore(url="scripted", backend=backend).get("a") == b"x"
@@ -117,27 +117,27 @@ def test_the_pauses_between_tries_double_up_to_five_seconds(
     assert pauses_s == [0.6, 0.7, 0.9, 1.3, 2.1, 3.7, 5.0, 5.0]
 
 
-def test_a_call_is_not_tried_again_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_is_not_retried_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Scripted({"a": b"x"}, failures=["before"] * 3)
     with pytest.raises(TransientError, match="away"):
         ObjectStore(url="scripted", backend=backend, patience_s=1e-9).get("a")
     assert backend.calls == ["read"]
 
 
-def test_a_transient_failure_is_tried_again() -> None:
+def test_a_transient_failure_is_retried() -> None:
     backend = Scripted({"a": b"x"}, failures=["before", "before"])
     assert ObjectStore(url="scripted", backend=backend).get("a") == b"x"
     assert backend.calls == ["read", "read", "read"]
 
 
-def test_a_create_whose_answer_was_lost_succeeds() -> None:
+def test_a_create_with_a_lost_response_succeeds() -> None:
     backend = Scripted(failures=["after"])
     ObjectStore(url="scripted", backend=backend).create("a", b"mine")
     assert backend.objects == {"a": b"mine"}
     assert backend.calls == ["create", "create", "read"]
 
 
-def test_a_failed_create_after_a_rival_is_a_conflict() -> None:
+def test_a_failed_create_after_a_concurrent_create_is_a_conflict() -> None:
     backend = Scripted({"a": b"rival"}, failures=["before"])
     with pytest.raises(ConflictError, match="scripted/a exists with another body"):
         ObjectStore(url="scripted", backend=backend).create("a", b"mine")
@@ -161,7 +161,7 @@ def test_the_time_for_retries_is_limited_and_the_failure_is_raised() -> None:
     assert 2 <= len(backend.calls) <= 16
 
 
-def test_errors_a_retry_cannot_mend_are_not_retried() -> None:
+def test_permanent_errors_are_not_retried() -> None:
     backend = Scripted()
     with pytest.raises(NotFoundError):
         ObjectStore(url="scripted", backend=backend).get("a")
@@ -173,7 +173,7 @@ def test_check_refuses_a_store_that_overwrites() -> None:
         check_store(ObjectStore(url="scripted", backend=Scripted(honours_absence=False)))
 
 
-def test_check_of_an_unreachable_store_names_it_and_the_fix() -> None:
+def test_check_of_an_unreachable_store_gives_its_name_and_a_remedy() -> None:
     store = ObjectStore(
         url="s3://far/away", backend=Scripted(failures=["before"] * 1000), patience_s=0.1
     )
@@ -183,7 +183,7 @@ def test_check_of_an_unreachable_store_names_it_and_the_fix() -> None:
         check_store(store)
 
 
-def test_check_names_the_variable_with_the_url_of_the_store(
+def test_check_names_the_variable_of_the_store_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "memory://named")
@@ -197,20 +197,20 @@ def test_check_names_the_variable_with_the_url_of_the_store(
         check_store(overwriting)
 
 
-def test_urls_of_every_scheme_open(tmp_path: Path) -> None:
+def test_urls_of_each_scheme_can_be_opened(tmp_path: Path) -> None:
     assert open_store(str(tmp_path)).url == f"file://{tmp_path}"
     assert open_store(f"file://{tmp_path}").url == f"file://{tmp_path}"
     assert open_store("memory://tests/a/").url == "memory://tests/a"
     assert open_store("s3://bucket/some/prefix/").url == "s3://bucket/some/prefix"
 
 
-def test_two_openings_of_one_memory_name_are_one_store() -> None:
+def test_two_stores_of_one_memory_name_share_their_objects() -> None:
     open_store("memory://shared-by-name").create("a", b"x")
     assert open_store("memory://shared-by-name").get("a") == b"x"
     assert not open_store("memory://shared-by-nam").exists("e/a")
 
 
-def test_a_path_with_spaces_and_percent_signs_opens_the_same_folder(tmp_path: Path) -> None:
+def test_a_path_with_spaces_and_percent_signs_is_used_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "a b%20c"
     open_store(str(folder)).create("k", b"x")
     assert (folder / "k").read_bytes() == b"x"
@@ -218,7 +218,7 @@ def test_a_path_with_spaces_and_percent_signs_opens_the_same_folder(tmp_path: Pa
 
 
 @pytest.mark.parametrize("url", ["", "ftp://host/x", "s3://", "gs://bucket/x"])
-def test_a_url_that_names_no_usable_place_is_refused(url: str) -> None:
+def test_a_url_without_a_usable_location_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="the store URL"):
         open_store(url)
 
@@ -234,7 +234,7 @@ def test_the_default_store_is_named_by_the_environment(
 
 
 @pytest.mark.parametrize("url", ["s3:/runs/a", "file:/tmp/x", "gs:/bucket"])
-def test_a_scheme_with_one_slash_is_no_folder(url: str) -> None:
+def test_a_scheme_with_one_slash_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="has one slash after its scheme; write two"):
         open_store(url)
 
@@ -274,7 +274,7 @@ def test_a_secret_in_a_file_url_is_not_repeated() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_file_url_of_this_machine_is_the_folder_it_names(tmp_path: Path) -> None:
+def test_a_file_url_of_this_machine_opens_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "with space, # and ?"
     open_store(str(folder)).put("key", b"body")
     assert open_store(folder.as_uri()).get("key") == b"body"

@@ -23,14 +23,14 @@ def test_results_are_in_the_order_of_the_inputs() -> None:
 
 
 @pytest.mark.parametrize(("budget", "most"), [(1, 1), (25, 2), (30, 3), (5, 1)])
-def test_pending_work_is_within_the_budget_but_at_least_one_input(budget: float, most: int) -> None:
+def test_pending_work_is_within_the_budget_or_one_input(budget: float, most: int) -> None:
     begun: list[int] = []
     results = ordered_map(begun.append, range(12), threads=12, budget=budget, cost=lambda _: 10.0)
     for taken, _ in enumerate(results):
         assert len(begun) <= taken + 1 + most
 
 
-def test_what_is_taken_makes_room_for_as_much_again() -> None:
+def test_each_consumed_result_frees_its_part_of_the_budget() -> None:
     pulled: list[int] = []
 
     def inputs() -> Iterator[int]:
@@ -41,13 +41,13 @@ def test_what_is_taken_makes_room_for_as_much_again() -> None:
     results = ordered_map(
         lambda number: number, inputs(), threads=3, budget=30, cost=lambda _: 10.0
     )
-    # three in work, and the next one in the hand
+    # three in work, and the next input taken
     assert [(taken, len(pulled)) for taken in results] == [
         (taken, min(12, taken + 4)) for taken in range(12)
     ]
 
 
-def test_a_failure_is_raised_in_its_place_and_no_new_work_is_started() -> None:
+def test_a_failure_is_raised_in_order_and_no_new_work_is_started() -> None:
     begun: list[int] = []
 
     def inputs() -> Iterator[int]:
@@ -67,9 +67,7 @@ def test_a_failure_is_raised_in_its_place_and_no_new_work_is_started() -> None:
     assert len(begun) <= 9
 
 
-def test_work_that_has_begun_is_waited_for_and_what_waits_is_dropped_when_nobody_wants_the_rest() -> (
-    None
-):
+def test_abandoned_work_is_finished_if_started_and_dropped_if_queued() -> None:
     begun, let_go, ended = [], threading.Event(), []
 
     def work(number: int) -> int:

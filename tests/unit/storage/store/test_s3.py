@@ -26,7 +26,7 @@ PLACE = S3Location("bucket", "root", "http://host:9000", "eu")
 
 
 def answer(status: int, code: str) -> BaseException:
-    """What s3fs raises when the server answers so."""
+    """The exception of s3fs for a response of the server."""
     response: Any = {
         "Error": {"Code": code, "Message": "no"},
         "ResponseMetadata": {"HTTPStatusCode": status},
@@ -36,7 +36,7 @@ def answer(status: int, code: str) -> BaseException:
 
 
 class Body:
-    """Of an answer whose headers have arrived: the rest comes when it is read."""
+    """The body of a response whose headers have arrived: the rest comes when it is read."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.was_read, self.was_closed = content, False, False
@@ -50,8 +50,8 @@ class Body:
 
 
 class Server:
-    """In the place of an s3fs filesystem: answers each call from a script, and writes down what was
-    asked.
+    """Stands for an s3fs filesystem: returns responses of a script for each call, and records the
+    requests.
     """
 
     def __init__(self, *script: Any) -> None:
@@ -126,16 +126,16 @@ SORTED: list[tuple[int, str, type[AstraFlowError]]] = [
 ]
 
 
-def test_every_status_and_code_is_retried_missing_or_for_a_person(
+def test_each_status_and_code_is_retried_missing_or_permanent(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
-    found = []
+    results = []
     for status, code, _ in SORTED:
         objects, _server = served(answer(status, code))
         with pytest.raises(AstraFlowError) as raised:
             objects.read("a")
-        found.append((status, code, raised.type))
-    assert found == SORTED
+        results.append((status, code, raised.type))
+    assert results == SORTED
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_every_status_and_code_is_retried_missing_or_for_a_person(
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_a_server_that_cannot_be_reached_is_asked_again_and_missing_credentials_are_for_a_person(
+def test_an_unreachable_server_is_retried_and_missing_credentials_are_permanent(
     served: Callable[..., tuple[S3Objects, Server]], error: Exception, kind: type[AstraFlowError]
 ) -> None:
     objects, _ = served(error)
@@ -160,10 +160,10 @@ def test_a_server_that_cannot_be_reached_is_asked_again_and_missing_credentials_
         objects.read("a")
 
 
-def test_errors_name_the_object_and_the_correction(
+def test_errors_name_the_object_and_the_remedy(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
-    def told(status: int, code: str) -> str:
+    def error_message(status: int, code: str) -> str:
         objects, _ = served(answer(status, code))
         with pytest.raises(AstraFlowError) as raised:
             objects.delete("k")
@@ -171,17 +171,17 @@ def test_errors_name_the_object_and_the_correction(
 
     name = "s3://bucket/root/k at http://host:9000"
     denied = f"access to {name} is denied (AccessDenied); check the profile eu in ~/.aws and the bucket's policy"
-    assert told(403, "AccessDenied") == denied
-    assert told(404, "NoSuchBucket").startswith(
+    assert error_message(403, "AccessDenied") == denied
+    assert error_message(404, "NoSuchBucket").startswith(
         "the bucket bucket at http://host:9000 does not exist; create it"
     )
-    assert told(400, "InvalidArgument").startswith(
+    assert error_message(400, "InvalidArgument").startswith(
         f"the store rejected {name} with status 400 (InvalidArgument): "
     )
-    assert told(503, "SlowDown").startswith(f"a request for {name} failed: ")
+    assert error_message(503, "SlowDown").startswith(f"a request for {name} failed: ")
 
 
-def test_a_commit_is_one_conditional_put_and_a_failed_condition_is_a_rival(
+def test_a_commit_is_one_conditional_put_and_a_failed_condition_is_a_conflict(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
     objects, server = served(
@@ -189,13 +189,13 @@ def test_a_commit_is_one_conditional_put_and_a_failed_condition_is_a_rival(
     )
     assert objects.create("a/b", b"x") is True
     assert objects.create("a/b", b"y") is False
-    with pytest.raises(TransientError):  # two at once: the next try finds out who was first
+    with pytest.raises(TransientError):  # two concurrent puts: the next try finds which was first
         objects.create("a/b", b"z")
     put = {"Bucket": "bucket", "Key": "root/a/b", "IfNoneMatch": "*"}
     assert server.asked == [("put_object", {**put, "Body": body}) for body in (b"x", b"y", b"z")]
 
 
-def test_a_commit_of_5_gib_is_refused_before_it_is_sent_and_a_smaller_one_is_sent(
+def test_a_commit_of_5_gib_is_refused_before_it_is_sent(
     served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert s3.CREATE_BYTES_MAX == 5 * 2**30
@@ -255,7 +255,9 @@ def test_folders_are_the_names_directly_below_a_prefix(
     assert server.asked[0][1]["Delimiter"] == "/"
 
 
-def test_what_exists_is_asked_by_its_head(served: Callable[..., tuple[S3Objects, Server]]) -> None:
+def test_existence_is_checked_by_a_head_request(
+    served: Callable[..., tuple[S3Objects, Server]],
+) -> None:
     objects, server = served({}, answer(404, "404"), answer(503, "SlowDown"))
     assert objects.exists("a") is True
     assert objects.exists("b") is False
@@ -266,7 +268,7 @@ def test_what_exists_is_asked_by_its_head(served: Callable[..., tuple[S3Objects,
     ]
 
 
-def test_reads_writes_and_deletes_name_the_object_below_the_root(
+def test_reads_writes_and_deletes_use_keys_below_the_root(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
     objects, server = served(b"x")
@@ -280,7 +282,7 @@ def test_reads_writes_and_deletes_name_the_object_below_the_root(
     ]
 
 
-def test_the_body_of_an_object_that_is_too_large_is_not_read(
+def test_the_body_of_an_object_above_its_size_limit_is_not_read(
     served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "BYTES_MAX", 3)
@@ -315,7 +317,9 @@ def test_a_process_has_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     objects.exists("a")
     objects.exists("b")
     assert opened == [PLACE]
-    monkeypatch.setattr(s3.os, "getpid", lambda: -1)  # a fork: the parent's loop does not run in it
+    monkeypatch.setattr(
+        s3.os, "getpid", lambda: -1
+    )  # a fork: the parent's event loop does not run in it
     objects.exists("c")
     assert opened == [PLACE, PLACE]
 
@@ -325,13 +329,13 @@ def test_the_connection_has_short_timeouts_and_no_retries(
 ) -> None:
     import s3fs
 
-    made: list[dict[str, Any]] = []
+    created: list[dict[str, Any]] = []
 
     class Filesystem:
         retries = 5
 
         def __init__(self, **arguments: Any) -> None:
-            made.append(arguments)
+            created.append(arguments)
 
     monkeypatch.setattr(s3fs, "S3FileSystem", Filesystem)
     monkeypatch.setattr(
@@ -360,4 +364,4 @@ def test_the_connection_has_short_timeouts_and_no_retries(
             "config_kwargs": config,
         },
     }
-    assert made == [expected, {**expected, "endpoint_url": "http://host:9000"}]
+    assert created == [expected, {**expected, "endpoint_url": "http://host:9000"}]

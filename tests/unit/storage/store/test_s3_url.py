@@ -13,7 +13,7 @@ def refusal(url: str) -> str:
     return str(raised.value)
 
 
-def test_a_url_names_the_place_and_how_it_is_reached() -> None:
+def test_a_url_gives_the_bucket_the_prefix_and_the_connection() -> None:
     assert parse("s3://bucket/some/prefix/") == S3Location("bucket", "some/prefix")
     assert parse("s3://bucket?profile=eu") == S3Location("bucket", profile="eu")
     both = S3Location("bucket", "x", "http://127.0.0.1:9000", "eu west")
@@ -21,7 +21,7 @@ def test_a_url_names_the_place_and_how_it_is_reached() -> None:
     assert parse(f"{both.url}?{both.query}") == both
 
 
-def test_the_query_of_a_url_is_in_no_key_and_no_name() -> None:
+def test_the_query_of_a_url_is_not_part_of_keys_or_names() -> None:
     store = open_store("s3://bucket/x/?profile=eu&endpoint=https://host")
     assert store.url == "s3://bucket/x"
     assert store.address == "s3://bucket/x?endpoint=https://host&profile=eu"
@@ -63,14 +63,14 @@ def test_a_url_without_parameters_is_its_own_address() -> None:
     ],
 )
 def test_credentials_in_a_url_are_refused_and_not_repeated(url: str, shown: str) -> None:
-    told = refusal(url)
-    assert shown in told
-    assert SECRET not in told
-    assert "https://…" in told or "credentials belong in AWS_… variables or in a profile" in told
+    error = refusal(url)
+    assert shown in error
+    assert SECRET not in error
+    assert "https://…" in error or "credentials belong in AWS_… variables or in a profile" in error
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("s3:///x", "has no bucket"),
         ("s3://?profile=eu", "has no bucket"),
@@ -86,5 +86,5 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str, shown: str)
         ("file:///x?endpoint=http://h", "takes no parameters"),
     ],
 )
-def test_what_a_url_cannot_say_is_a_sentence(url: str, told: str) -> None:
-    assert told in refusal(url)
+def test_an_unsupported_url_gives_an_error_of_one_sentence(url: str, message: str) -> None:
+    assert message in refusal(url)

@@ -1,5 +1,5 @@
-"""`verify` is clean on a true run and names every kind of damage, where it is and which promise it
-breaks.
+"""`verify` finds no violation in a valid run and reports every kind of damage, with its object and
+the broken invariant.
 """
 
 import json
@@ -46,7 +46,7 @@ def rewrite(run: ObjectStore, key: str, body: bytes) -> None:
 def change_batch(
     run: ObjectStore, step: int, change: Callable[[Batch], Batch], policy: str = "solver"
 ) -> str:
-    """Replaces a batch by a changed one; returns its key."""
+    """Replace a batch by a changed one; return its key."""
     rewrite(
         run, layout.batch(policy, step), batches.encode(change(batches.read(run, policy, step)))
     )
@@ -63,13 +63,13 @@ def verified(run: ObjectStore) -> Verdict:
     return verify(run, run_terms(run))
 
 
-def told(run: ObjectStore) -> list[tuple[int, str, str]]:
-    """Every violation, whole."""
+def all_violations(run: ObjectStore) -> list[tuple[int, str, str]]:
+    """All violations."""
     return [tuple(violation) for violation in verified(run).violations]
 
 
 def one_more_order(run: ObjectStore) -> int:
-    """Adds an order that nobody has answered; returns its number."""
+    """Add an order without a shard; return its number."""
     number = orders.next_number(run)
     orders.create(run, replace(orders.read(run, 0), number=number))
     return number
@@ -79,12 +79,12 @@ def named(key: SequenceKey) -> str:
     return f"order {key.order}, prompt {key.group}, episode {key.episode}, sequence {key.sequence}"
 
 
-def broken(run: ObjectStore) -> set[tuple[int, str]]:
-    """(invariant, where) of every violation."""
+def broken_invariants(run: ObjectStore) -> set[tuple[int, str]]:
+    """(invariant, where) of each violation."""
     return {(violation.invariant, violation.where) for violation in verified(run).violations}
 
 
-def test_a_true_run_is_clean_and_its_counts_add_up(run: ObjectStore) -> None:
+def test_a_valid_run_has_no_violations_and_its_counts_add_up(run: ObjectStore) -> None:
     verdict = verified(run)
     assert verdict.violations == ()
     assert verdict.ok
@@ -100,7 +100,7 @@ def test_a_true_run_is_clean_and_its_counts_add_up(run: ObjectStore) -> None:
         assert books.trained + books.filtered + books.expired + books.waiting == verdict.shards * 8
 
 
-def test_a_run_without_any_object_but_its_config_is_clean(memory_store: ObjectStore) -> None:
+def test_a_run_with_only_a_config_has_no_violations(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "empty", CONFIG)
     verdict = verified(run)
     assert verdict.ok
@@ -109,17 +109,17 @@ def test_a_run_without_any_object_but_its_config_is_clean(memory_store: ObjectSt
 
 def test_a_missing_batch_is_named(run: ObjectStore) -> None:
     run.delete(layout.batch("solver", 2))
-    found = broken(run)
-    assert (1, layout.batch("solver", 2)) in found
-    assert (3, layout.manifest(layout.weights("solver", 2))) in found
+    violations = broken_invariants(run)
+    assert (1, layout.batch("solver", 2)) in violations
+    assert (3, layout.manifest(layout.weights("solver", 2))) in violations
 
 
 def test_a_missing_order_is_named(run: ObjectStore) -> None:
     run.delete(layout.order(1))
-    assert (1, layout.order(1)) in broken(run)
+    assert (1, layout.order(1)) in broken_invariants(run)
 
 
-def test_a_stray_object_of_a_far_number_makes_no_endless_list_of_gaps(run: ObjectStore) -> None:
+def test_an_object_with_a_very_large_number_gives_a_limited_list_of_gaps(run: ObjectStore) -> None:
     far = 10**12
     run.put(layout.order(far), run.get(layout.order(0)))
     run.put(layout.batch("solver", far), run.get(layout.batch("solver", 1)))
@@ -128,27 +128,27 @@ def test_a_stray_object_of_a_far_number_makes_no_endless_list_of_gaps(run: Objec
         run.get(layout.manifest(layout.weights("solver", 1))),
     )
     orders_there = verified(run).orders - 1
-    found = told(run)
-    assert len(found) < 350
+    violations = all_violations(run)
+    assert len(violations) < 350
     more = f"and {far - orders_there - 100:,} more orders are missing, order {far} exists"
-    assert (1, layout.ORDERS, more) in found
+    assert (1, layout.ORDERS, more) in violations
     assert (
         1,
         layout.order(orders_there),
         f"order {orders_there} is missing, order {far} exists",
-    ) in found
+    ) in violations
     more = f"and {far - STEPS - 1 - 100:,} more"
     for kind, folder in (("batch", "batches"), ("version", "weights")):
         plural = {"batch": "batches", "version": "versions"}[kind]
-        assert (1, f"{folder}/solver", f"{more} {plural} are missing") in found
+        assert (1, f"{folder}/solver", f"{more} {plural} are missing") in violations
         assert [
             what
-            for _, _, what in found
+            for _, _, what in violations
             if what == f"{kind} {STEPS + 1} is missing, {kind} {far} exists"
         ]
 
 
-def test_every_stage_tells_its_share_after_each_object(run: ObjectStore) -> None:
+def test_each_stage_reports_its_progress_after_each_object(run: ObjectStore) -> None:
     shares: dict[str, list[float]] = {}
     verdict = verify(
         run, run_terms(run), lambda stage, share: shares.setdefault(stage, []).append(share)
@@ -171,7 +171,7 @@ def test_every_stage_tells_its_share_after_each_object(run: ObjectStore) -> None
         layout.STOP,
     ],
 )
-def test_a_store_that_stops_answering_is_no_damage(run: ObjectStore, key: str) -> None:
+def test_an_unreachable_store_is_an_error_and_no_violation(run: ObjectStore, key: str) -> None:
     class Away:
         def __getattr__(self, verb: str) -> Any:
             return getattr(run.backend, verb)
@@ -185,20 +185,20 @@ def test_a_store_that_stops_answering_is_no_damage(run: ObjectStore, key: str) -
         verify(replace(run, backend=Away(), patience_s=1e-6), run_terms(run))
 
 
-def test_a_batch_or_a_version_in_the_place_of_another_is_named(run: ObjectStore) -> None:
+def test_a_batch_or_a_version_at_the_key_of_another_is_reported(run: ObjectStore) -> None:
     rewrite(run, layout.batch("solver", 2), run.get(layout.batch("verifier", 2)))
     key = layout.manifest(layout.weights("solver", 2))
     rewrite(run, key, run.get(layout.manifest(layout.weights("solver", 1))))
-    found = told(run)
+    violations = all_violations(run)
     batch = layout.batch("solver", 2)
-    assert (1, batch, f"{batch} holds batch 2 of verifier") in found
-    assert (3, key, f"{key} is the manifest of solver version 1") in found
+    assert (1, batch, f"{batch} holds batch 2 of verifier") in violations
+    assert (3, key, f"{key} is the manifest of solver version 1") in violations
 
 
 def test_a_shard_whose_order_is_missing_is_named(run: ObjectStore) -> None:
     run.delete(layout.order(1))
     last = orders.next_number(run, 2) - 1
-    assert told(run) == [
+    assert all_violations(run) == [
         (1, layout.order(1), f"order 1 is missing, order {last} exists"),
         (1, layout.shard(1), "answers order 1, which does not exist"),
     ]
@@ -206,10 +206,10 @@ def test_a_shard_whose_order_is_missing_is_named(run: ObjectStore) -> None:
 
 def test_a_missing_version_is_named(run: ObjectStore) -> None:
     run.delete(layout.manifest(layout.weights("solver", 2)))
-    assert (1, layout.weights("solver", 2)) in broken(run)
+    assert (1, layout.weights("solver", 2)) in broken_invariants(run)
 
 
-def test_a_shard_that_vanished_after_it_was_taken_in_is_named(run: ObjectStore) -> None:
+def test_a_shard_deleted_after_ingestion_is_reported(run: ObjectStore) -> None:
     run.delete(layout.shard(0))
     what = [
         violation for violation in verified(run).violations if "took in shard 0" in violation.what
@@ -227,14 +227,14 @@ def test_one_changed_byte_of_weights_is_named(local_store: ObjectStore, tmp_path
     body = bytearray(run.get(key))
     body[-1] ^= 1
     rewrite(run, key, bytes(body))
-    assert broken(run) == {(3, layout.weights("solver", 3))}
+    assert broken_invariants(run) == {(3, layout.weights("solver", 3))}
 
 
-def test_a_data_file_that_is_missing_though_nobody_let_it_go_is_named(run: ObjectStore) -> None:
+def test_a_missing_data_file_of_an_unretired_version_is_reported(run: ObjectStore) -> None:
     (file,) = manifests.read_manifest(run, "solver", 3).files
     key = f"{layout.weights('solver', 3)}/{file.name}"
     run.delete(key)
-    assert told(run) == [
+    assert all_violations(run) == [
         (
             3,
             layout.weights("solver", 3),
@@ -248,7 +248,7 @@ def test_a_false_digest_in_a_manifest_is_named(run: ObjectStore) -> None:
     manifest = json.loads(run.get(key))
     manifest["digest"] = "sha256:" + "0" * 64
     rewrite(run, key, sealed(manifest))
-    assert (3, key) in broken(run)
+    assert (3, key) in broken_invariants(run)
 
 
 def test_a_false_parent_is_named(run: ObjectStore) -> None:
@@ -256,12 +256,12 @@ def test_a_false_parent_is_named(run: ObjectStore) -> None:
     manifest = json.loads(run.get(key))
     manifest["parent"] = 1
     rewrite(run, key, sealed(manifest))
-    found = verified(run).violations
-    assert [(violation.invariant, violation.where) for violation in found] == [(3, key)]
-    assert found[0].what == "names parent 1; the parent of version 3 is 2"
+    violations = verified(run).violations
+    assert [(violation.invariant, violation.where) for violation in violations] == [(3, key)]
+    assert violations[0].what == "names parent 1; the parent of version 3 is 2"
 
 
-def test_weights_that_were_replaced_after_they_sampled_are_named(run: ObjectStore) -> None:
+def test_weights_replaced_after_sampling_are_reported(run: ObjectStore) -> None:
     for key in run.list(layout.weights("solver", 1)):
         run.delete(key)
     publisher.publish(run, "solver", 1, tensors(99))
@@ -270,16 +270,16 @@ def test_weights_that_were_replaced_after_they_sampled_are_named(run: ObjectStor
     assert all("but version 1 of solver is" in violation.what for violation in violations)
 
 
-def test_a_sequence_that_is_trained_on_twice_is_named(run: ObjectStore) -> None:
+def test_a_sequence_trained_twice_is_reported(run: ObjectStore) -> None:
     again = batches.read(run, "solver", 1).rows[0]
     where = change_batch(run, 2, lambda batch: replace(batch, rows=(again, *batch.rows[1:])))
-    assert (2, where) in broken(run)
+    assert (2, where) in broken_invariants(run)
     assert f"{named(again.key)} is trained, but batches/solver/00000001.arrow had settled it" in [
-        what for invariant, _, what in told(run) if invariant == 2
+        what for invariant, _, what in all_violations(run) if invariant == 2
     ]
 
 
-def test_a_replay_of_a_trained_sequence_is_no_fault(run: ObjectStore) -> None:
+def test_a_replay_of_a_trained_sequence_is_no_violation(run: ObjectStore) -> None:
     again = replace(batches.read(run, "solver", 1).rows[0], replay=True)
     change_last_row(run, again)
     verdict = verified(run)
@@ -288,7 +288,7 @@ def test_a_replay_of_a_trained_sequence_is_no_fault(run: ObjectStore) -> None:
 
 
 def change_last_row(run: ObjectStore, row: BatchRow) -> str:
-    """`row` takes the place of the last one that was trained on, which goes on waiting."""
+    """`row` replaces the last trained one, which stays waiting."""
 
     def change(batch: Batch) -> Batch:
         return replace(
@@ -299,69 +299,71 @@ def change_last_row(run: ObjectStore, row: BatchRow) -> str:
 
 
 @pytest.mark.parametrize("fate", ["filtered", "waiting"])
-def test_a_replay_of_what_was_never_trained_on_is_named(run: ObjectStore, fate: str) -> None:
+def test_a_replay_of_an_untrained_sequence_is_reported(run: ObjectStore, fate: str) -> None:
     ledger = [entry for n in range(1, STEPS + 1) for entry in batches.read(run, "solver", n).ledger]
     filtered = next(entry.key for entry in ledger if entry.fate == "filtered")
     key = filtered if fate == "filtered" else batches.read(run, "solver", STEPS).waiting[0]
     where = change_last_row(
         run, replace(batches.read(run, "solver", 1).rows[0], key=key, replay=True)
     )
-    assert (2, where, f"replays {named(key)}, which was never trained on") in told(run)
+    assert (2, where, f"replays {named(key)}, which was never trained on") in all_violations(run)
 
 
-def test_a_stale_sequence_is_named_and_the_bound_itself_is_not(run: ObjectStore) -> None:
-    """The true run goes to the bound. An aged row is no longer what its shard holds, so invariant 7
-    is broken too.
+def test_a_sequence_above_the_staleness_bound_is_reported_and_one_at_the_bound_is_not(
+    run: ObjectStore,
+) -> None:
+    """The valid run reaches the bound. A row with another version also differs from its shard, so
+    invariant 7 is broken too.
     """
     bound = STEPS - 1 - MAX_STALENESS
     assert batches.read(run, "solver", STEPS).rows[0].min_version == bound
-    assert broken(run) == set()
+    assert broken_invariants(run) == set()
 
     def aged(row: BatchRow) -> BatchRow:
         versions = np.where(row.loss_mask, np.int32(bound - 1), row.versions).astype(np.int32)
         return replace(row, versions=versions, min_version=bound - 1)
 
     where = change_first_row(run, STEPS, aged)
-    assert broken(run) == {(5, where), (7, where)}
+    assert broken_invariants(run) == {(5, where), (7, where)}
 
 
-def test_a_sequence_from_the_future_is_named(run: ObjectStore) -> None:
+def test_a_sequence_of_a_later_version_is_reported(run: ObjectStore) -> None:
     def newer(row: BatchRow) -> BatchRow:
         return replace(
             row, versions=np.where(row.loss_mask, np.int32(2), row.versions).astype(np.int32)
         )
 
     where = change_first_row(run, 2, newer)
-    assert broken(run) == {(5, where), (7, where)}
+    assert broken_invariants(run) == {(5, where), (7, where)}
     assert (
         "has tokens of version 2, which batch 2 cannot know"
         in next(iter(verified(run).violations)).what
     )
 
 
-def test_a_row_that_claims_another_age_than_its_shard_is_named(run: ObjectStore) -> None:
+def test_a_row_with_another_staleness_than_its_shard_is_reported(run: ObjectStore) -> None:
     def older(batch: Batch) -> Batch:
         last = batch.rows[-1]
         assert last.min_version == STEPS - 2
         return replace(batch, rows=(*batch.rows[:-1], replace(last, min_version=STEPS - 3)))
 
     where = change_batch(run, STEPS, older)
-    assert broken(run) == {(7, where)}
+    assert broken_invariants(run) == {(7, where)}
 
 
-def test_an_order_that_was_changed_is_named(run: ObjectStore) -> None:
+def test_a_changed_order_is_reported(run: ObjectStore) -> None:
     key = layout.order(0)
     assert run.get(key).count(b'"samples_per_prompt":4') == 1
     rewrite(run, key, run.get(key).replace(b'"samples_per_prompt":4', b'"samples_per_prompt":2'))
-    found = verified(run).violations
-    assert [(violation.invariant, violation.where) for violation in found] == [(1, key)]
-    assert "does not have the checksum it carries" in found[0].what
+    violations = verified(run).violations
+    assert [(violation.invariant, violation.where) for violation in violations] == [(1, key)]
+    assert "does not have the checksum it carries" in violations[0].what
 
 
-def test_an_order_that_was_changed_is_named_before_anybody_answers_it(run: ObjectStore) -> None:
+def test_a_changed_order_is_reported_before_it_has_a_shard(run: ObjectStore) -> None:
     key = layout.order(one_more_order(run))
     rewrite(run, key, run.get(key).replace(b'"seed":', b'"seed":1'))
-    assert broken(run) == {(1, key)}
+    assert broken_invariants(run) == {(1, key)}
 
 
 def test_a_group_with_too_few_episodes_is_named(run: ObjectStore) -> None:
@@ -373,7 +375,7 @@ def test_a_group_with_too_few_episodes_is_named(run: ObjectStore) -> None:
     }
 
 
-def test_a_changed_or_missing_config_is_a_persons_to_mend(run: ObjectStore) -> None:
+def test_a_changed_or_missing_config_needs_repair_by_the_user(run: ObjectStore) -> None:
     rewrite(
         run, "run.json", run.get("run.json").replace(b'"max_staleness":2', b'"max_staleness":9')
     )
@@ -398,7 +400,7 @@ def test_a_token_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> 
 
 
 def _with_version(shard: Shard, version: int) -> Shard:
-    """All of the solver's tokens claim to be of `version`."""
+    """Set the version of all tokens of the solver to `version`."""
 
     def moved(sequence):  # type: ignore[no-untyped-def]  # as above
         own = sequence.owners == sequence.policies.index("solver")
@@ -427,7 +429,7 @@ def with_last(values: np.ndarray, value: float) -> np.ndarray:  # type: ignore[t
 
 
 def moved_mask(row: BatchRow) -> BatchRow:
-    """Trains on the last token of the prompt instead of the last one of the answer, with the same
+    """Train on the last token of the prompt instead of the last one of the answer, with the same
     values.
     """
 
@@ -456,12 +458,12 @@ def moved_mask(row: BatchRow) -> BatchRow:
     ],
     ids=["prompt_id", "tokens", "loss_mask", "logprobs", "versions", "reward", "temperature"],
 )
-def test_a_row_that_is_not_as_its_shard_holds_it_is_named(
+def test_a_row_that_differs_from_its_shard_is_reported(
     run: ObjectStore, change: Callable[[BatchRow], BatchRow]
 ) -> None:
     where = change_first_row(run, STEPS, change)
     key = batches.read(run, "solver", STEPS).rows[0].key
-    assert told(run) == [(7, where, f"{named(key)} is not as its shard holds it")]
+    assert all_violations(run) == [(7, where, f"{named(key)} is not as its shard holds it")]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -470,7 +472,9 @@ def test_an_advantage_that_is_not_finite_is_named(run: ObjectStore, value: float
         run, 2, lambda row: replace(row, advantages=with_last(row.advantages, value))
     )
     key = batches.read(run, "solver", 2).rows[0].key
-    assert told(run) == [(7, where, f"{named(key)} has an advantage that is not a finite number")]
+    assert all_violations(run) == [
+        (7, where, f"{named(key)} has an advantage that is not a finite number")
+    ]
 
 
 def test_a_batch_of_another_size_is_named(run: ObjectStore) -> None:
@@ -478,32 +482,32 @@ def test_a_batch_of_another_size_is_named(run: ObjectStore) -> None:
         return replace(batch, rows=batch.rows[1:], waiting=(*batch.waiting, batch.rows[0].key))
 
     where = change_batch(run, STEPS, shorter)
-    assert told(run) == [
+    assert all_violations(run) == [
         (1, where, f"has {BATCH_SIZE - 1} rows; every batch of solver has {BATCH_SIZE}")
     ]
 
 
-def test_what_a_completed_run_lacks_is_named_and_what_a_going_one_lacks_is_not(
+def test_missing_objects_of_a_completed_run_are_reported_and_those_of_a_running_one_are_not(
     run: ObjectStore,
 ) -> None:
     for key in run.list(layout.weights("solver", STEPS)):
         run.delete(key)
-    assert told(run) == []
+    assert all_violations(run) == []
     request_stop(run, Stop("completed", "all steps done", 0.0))
     version = (
         1,
         layout.weights("solver", STEPS),
         f"version {STEPS} is missing, and the run is completed",
     )
-    assert told(run) == [version]
+    assert all_violations(run) == [version]
     run.delete(layout.batch("solver", STEPS))
-    assert told(run) == [
+    assert all_violations(run) == [
         (1, layout.batch("solver", STEPS), f"batch {STEPS} is missing, and the run is completed"),
         version,
     ]
 
 
-def test_a_completed_run_without_anything_lacks_everything(memory_store: ObjectStore) -> None:
+def test_every_object_is_missing_in_an_empty_completed_run(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "empty", CONFIG)
     request_stop(run, Stop("completed", "all steps done", 0.0))
     assert [violation.where for violation in verified(run).violations] == [
@@ -515,18 +519,18 @@ def test_a_completed_run_without_anything_lacks_everything(memory_store: ObjectS
     ]
 
 
-def test_a_run_that_was_cancelled_lacks_nothing(memory_store: ObjectStore) -> None:
+def test_a_cancelled_run_has_no_missing_objects(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "cancelled", CONFIG)
     request_stop(run, Stop("cancelled", "by hand", 0.0))
     assert verified(run).ok
 
 
-def test_an_end_that_cannot_be_read_is_named(run: ObjectStore) -> None:
+def test_an_unreadable_end_of_the_run_is_reported(run: ObjectStore) -> None:
     run.put(layout.STOP, b"{")
-    assert broken(run) == {(1, layout.STOP)}
+    assert broken_invariants(run) == {(1, layout.STOP)}
 
 
-def test_a_setting_that_a_config_lacks_is_a_persons_to_mend(memory_store: ObjectStore) -> None:
+def test_a_missing_setting_of_a_config_needs_repair_by_the_user(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "bare", {**CONFIG, "policies": {"solver": {}}})
     with pytest.raises(
         ConfigError, match=r"its run\.json has no whole number 'policies\.solver\.batch_size'"
@@ -534,7 +538,7 @@ def test_a_setting_that_a_config_lacks_is_a_persons_to_mend(memory_store: Object
         verified(run)
 
 
-def test_keys_of_no_pattern_are_passed_over_and_stand_for_nothing(run: ObjectStore) -> None:
+def test_keys_without_a_pattern_are_ignored(run: ObjectStore) -> None:
     for key in (
         ".DS_Store",
         "orders/x.json",
@@ -547,46 +551,48 @@ def test_keys_of_no_pattern_are_passed_over_and_stand_for_nothing(run: ObjectSto
         "weights/solver/manifest.json",
     ):
         run.put(key, b"x")
-    assert told(run) == []
+    assert all_violations(run) == []
     run.put("orders/1.json", run.get(layout.order(1)))
     run.delete(layout.order(1))
-    assert (1, layout.order(1)) in broken(run)
+    assert (1, layout.order(1)) in broken_invariants(run)
 
 
-def test_a_shard_that_is_taken_in_twice_is_named(run: ObjectStore) -> None:
+def test_a_shard_ingested_twice_is_reported(run: ObjectStore) -> None:
     where = change_batch(run, 2, lambda batch: replace(batch, shards=(*batch.shards, 0)))
-    assert told(run) == [(6, where, "takes in shard 0 a second time")]
+    assert all_violations(run) == [(6, where, "takes in shard 0 a second time")]
 
 
-def test_closed_orders_that_are_not_those_taken_in_are_named(run: ObjectStore) -> None:
+def test_closed_orders_that_differ_from_the_ingested_ones_are_reported(run: ObjectStore) -> None:
     where = change_batch(run, 2, lambda batch: replace(batch, closed=(*batch.closed, 99)))
-    assert broken(run) == {(6, where)}
+    assert broken_invariants(run) == {(6, where)}
 
 
-def test_a_settled_sequence_that_is_listed_as_waiting_is_named(run: ObjectStore) -> None:
+def test_a_waiting_sequence_with_a_final_fate_is_reported(run: ObjectStore) -> None:
     key = batches.read(run, "solver", STEPS).rows[0].key
     where = change_batch(run, STEPS, lambda batch: replace(batch, waiting=(*batch.waiting, key)))
-    assert told(run) == [
+    assert all_violations(run) == [
         (6, where, f"{named(key)} is listed as waiting, but it is settled or was never taken in")
     ]
 
 
-def test_a_version_whose_weights_its_shard_does_not_name_is_named(run: ObjectStore) -> None:
+def test_a_version_without_a_digest_in_its_shard_is_reported(run: ObjectStore) -> None:
     shard = shards.read(run, 0)
     rewrite(
         run, layout.shard(0), shards.encode(replace(shard, weights={**shard.weights, "solver": {}}))
     )
-    assert broken(run) == {(4, layout.shard(0))}
+    assert broken_invariants(run) == {(4, layout.shard(0))}
     what = "sequence 0 of episode 1 of prompt 1 has tokens of version 0 of solver, whose weights it does not name"
-    assert (4, layout.shard(0), what) in told(run)
+    assert (4, layout.shard(0), what) in all_violations(run)
 
 
-def test_an_answer_to_other_prompts_is_named(run: ObjectStore) -> None:
+def test_a_shard_with_other_prompts_than_its_order_is_reported(run: ObjectStore) -> None:
     order = orders.read(run, 0)
     rewrite(run, layout.order(0), seal(replace(order, prompts=order.prompts[::-1])))
-    found = verified(run).violations
-    assert [(violation.invariant, violation.where) for violation in found] == [(1, layout.shard(0))]
-    assert found[0].what.startswith("answers the prompts ")
+    violations = verified(run).violations
+    assert [(violation.invariant, violation.where) for violation in violations] == [
+        (1, layout.shard(0))
+    ]
+    assert violations[0].what.startswith("answers the prompts ")
 
 
 def test_a_false_batch_in_a_manifest_is_named(run: ObjectStore) -> None:
@@ -594,18 +600,18 @@ def test_a_false_batch_in_a_manifest_is_named(run: ObjectStore) -> None:
     manifest = json.loads(run.get(key))
     manifest["batch"] = 1
     rewrite(run, key, sealed(manifest))
-    assert told(run) == [(3, key, "names batch 1; version 3 is made of batch 3")]
+    assert all_violations(run) == [(3, key, "names batch 1; version 3 is made of batch 3")]
 
 
-def test_a_vanished_sequence_unbalances_the_books(run: ObjectStore) -> None:
+def test_a_missing_sequence_unbalances_the_ledger(run: ObjectStore) -> None:
     step = next(n for n in range(1, STEPS + 1) if batches.read(run, "solver", n).ledger)
     where = change_batch(run, step, lambda batch: replace(batch, ledger=batch.ledger[1:]))
-    found = verified(run).violations
-    assert [(violation.invariant, violation.where) for violation in found] == [(6, where)]
-    assert "has vanished" in found[0].what
+    violations = verified(run).violations
+    assert [(violation.invariant, violation.where) for violation in violations] == [(6, where)]
+    assert "has vanished" in violations[0].what
 
 
-def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> None:
+def test_a_sequence_with_two_fates_unbalances_the_ledger(run: ObjectStore) -> None:
     def add(batch: Batch) -> Batch:
         return replace(
             batch,
@@ -613,70 +619,70 @@ def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> Non
         )
 
     where = change_batch(run, 1, add)
-    assert broken(run) == {(6, where)}
+    assert broken_invariants(run) == {(6, where)}
 
 
-def test_a_fate_of_a_sequence_that_was_never_played_is_named(run: ObjectStore) -> None:
+def test_a_fate_of_a_sequence_that_does_not_exist_is_reported(run: ObjectStore) -> None:
     strange = SequenceKey(0, 0, 0, 9)
     where = change_batch(
         run,
         1,
         lambda batch: replace(batch, ledger=(*batch.ledger, LedgerEntry(strange, "expired", ""))),
     )
-    assert told(run) == [
+    assert all_violations(run) == [
         (6, where, f"{named(strange)} is expired, but no shard taken in so far holds it")
     ]
 
 
-def test_a_policy_that_can_be_no_part_of_a_key_is_named(memory_store: ObjectStore) -> None:
+def test_an_invalid_policy_name_is_reported(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "strange", {**CONFIG, "policies": {"a/b": {"batch_size": 4}}})
     told_of = "names the policy 'a/b', of which there can be no batch and no version"
-    assert told(run) == [(1, layout.RUN, told_of)]
+    assert all_violations(run) == [(1, layout.RUN, told_of)]
 
 
-def test_an_unreadable_shard_is_a_fault_until_it_is_in_quarantine(run: ObjectStore) -> None:
+def test_an_unreadable_shard_is_a_violation_until_it_is_in_quarantine(run: ObjectStore) -> None:
     number = one_more_order(run)
     run.create(layout.shard(number), b"no arrow file")
-    assert broken(run) == {(6, layout.shard(number))}
+    assert broken_invariants(run) == {(6, layout.shard(number))}
     quarantine.quarantine_object(run, layout.shard(number), "truncated")
     verdict = verified(run)
     assert verdict.ok
     assert verdict.quarantined == 1
 
 
-def test_a_shard_under_the_wrong_number_is_named(run: ObjectStore) -> None:
+def test_a_shard_with_the_wrong_number_is_reported(run: ObjectStore) -> None:
     number = one_more_order(run)
     run.create(layout.shard(number), run.get(layout.shard(0)))
-    assert (6, layout.shard(number)) in broken(run)
+    assert (6, layout.shard(number)) in broken_invariants(run)
 
 
-def test_violations_are_told_once_and_in_order(run: ObjectStore) -> None:
+def test_violations_are_reported_once_and_in_order(run: ObjectStore) -> None:
     run.delete(layout.batch("solver", 2))
     run.delete(layout.order(1))
-    found = verified(run).violations
-    assert list(found) == sorted(set(found))
-    assert isinstance(found[0], Violation)
+    violations = verified(run).violations
+    assert list(violations) == sorted(set(violations))
+    assert isinstance(violations[0], Violation)
 
 
-def test_damaged_evaluations_and_tags_are_named_with_the_reason(run: ObjectStore) -> None:
+def test_damaged_evaluations_and_tags_are_reported_with_the_reason(run: ObjectStore) -> None:
     run.put("evals/solver-00000001_verifier-00000001.arrow", b"torn")
     run.put("tags/best.json", b"{")
-    found = told(run)
-    assert [(invariant, where) for invariant, where, _ in found] == [
+    violations = all_violations(run)
+    assert [(invariant, where) for invariant, where, _ in violations] == [
         (4, "evals/solver-00000001_verifier-00000001.arrow"),
         (4, "tags/best.json"),
     ]
     assert (
         "cannot be read: evals/solver-00000001_verifier-00000001.arrow: a evaluation file of 4 "
-        "bytes" in found[0][2]
+        "bytes" in violations[0][2]
     )
-    assert found[1][2].startswith("cannot be read: tags/best.json is not JSON")
+    assert violations[1][2].startswith("cannot be read: tags/best.json is not JSON")
 
 
-def test_an_evaluation_or_a_tag_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> None:
+def test_an_evaluation_or_a_tag_of_a_missing_version_is_reported(run: ObjectStore) -> None:
     evaluations.create(run, evaluation({"solver": 1, "verifier": 99}))
     run.create("tags/best.json", seal(tags.Tag(name="best", policy="nobody", version=1, at_s=5.0)))
-    assert told(run) == [
+    assert all_violations(run) == [
         (
             4,
             "evals/solver-00000001_verifier-00000099.arrow",
@@ -686,10 +692,10 @@ def test_an_evaluation_or_a_tag_of_a_version_that_does_not_exist_is_named(run: O
     ]
 
 
-def test_true_evaluations_and_tags_are_clean(run: ObjectStore) -> None:
+def test_valid_evaluations_and_tags_have_no_violations(run: ObjectStore) -> None:
     evaluations.create(run, evaluation({"solver": 1, "verifier": 1}))
     tags.create(run, "best", "solver", 1)
-    assert told(run) == []
+    assert all_violations(run) == []
 
 
 @pytest.mark.parametrize(
@@ -705,7 +711,7 @@ def test_true_evaluations_and_tags_are_clean(run: ObjectStore) -> None:
         ({**CONFIG, "policies": {"solver": 3}}, "section 'policies.solver'"),
     ],
 )
-def test_a_config_of_other_types_is_a_sentence(
+def test_a_config_with_wrong_types_gives_an_error_of_one_sentence(
     memory_store: ObjectStore, config: dict[str, Any], missing: str
 ) -> None:
     run = create_run(memory_store, "strange", config)

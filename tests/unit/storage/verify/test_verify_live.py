@@ -1,4 +1,4 @@
-"""A run may be verified while it goes on: what is written meanwhile breaks nothing."""
+"""A running run can be verified: objects written meanwhile are no violations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ STEPS = 6
 
 @dataclass
 class Growing:
-    """A backend behind which the run goes on: one `step` before every listing and, of reads, before
-    every `each`-th.
+    """A backend that runs one `step` of the run before every listing and before every `each`-th
+    read.
     """
 
     inner: Backend
@@ -43,42 +43,42 @@ class Growing:
         return getattr(self.inner, name)
 
 
-def going_on(made: World) -> Callable[[], None]:
+def going_on(simulation: World) -> Callable[[], None]:
     """One step of everything: the dataflow, workers, trainers, and the run's end when all batches
     are trained.
     """
-    dataflow = made.dataflow()
+    dataflow = simulation.dataflow()
 
     def step() -> None:
         if not dataflow.done:
             dataflow.round()
-            made.play(made.open_orders()[:3])
-        trained = [made.train(policy) for policy in made.policies]
-        if dataflow.done and not any(trained) and runs.read_stop(made.run) is None:
-            runs.request_stop(made.run, Stop("completed", "all steps done", 1.0))
+            simulation.play(simulation.open_orders()[:3])
+        trained = [simulation.train(policy) for policy in simulation.policies]
+        if dataflow.done and not any(trained) and runs.read_stop(simulation.run) is None:
+            runs.request_stop(simulation.run, Stop("completed", "all steps done", 1.0))
 
     return step
 
 
 @pytest.mark.parametrize("each", [1, 3, 10])
 @pytest.mark.parametrize("begun", [0, 2, 6, 12])
-def test_a_run_that_goes_on_while_it_is_verified_is_whole(
+def test_verification_of_a_running_run_finds_no_violation(
     memory_store: ObjectStore, begun: int, each: int
 ) -> None:
-    made = world(
+    simulation = world(
         memory_store, {policy: PolicyData(batch_size=6, steps=STEPS) for policy in POLICIES}
     )
-    step = going_on(made)
+    step = going_on(simulation)
     for _ in range(begun):
         step()
-    before = orders.next_number(made.run)
-    growing = replace(made.run, backend=Growing(made.run.backend, step, each))
+    before = orders.next_number(simulation.run)
+    growing = replace(simulation.run, backend=Growing(simulation.run.backend, step, each))
     verdict = verify(growing, run_terms(growing))
     assert verdict.violations == ()
-    assert orders.next_number(made.run) > before or runs.read_stop(made.run) is not None
+    assert orders.next_number(simulation.run) > before or runs.read_stop(simulation.run) is not None
     for _ in range(200):
         step()
-    final = verify(made.run, run_terms(made.run))
+    final = verify(simulation.run, run_terms(simulation.run))
     assert final.violations == ()
     assert {policy: books.batches for policy, books in final.policies.items()} == dict.fromkeys(
         POLICIES, STEPS

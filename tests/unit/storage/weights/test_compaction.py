@@ -1,4 +1,4 @@
-"""What a refresh costs, when changes are merged, and what is left of those that are not."""
+"""The cost of a refresh, when deltas are merged, and the removal of unused merged deltas."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ from tests.unit.storage.weights.test_update_path import bf16, models, publish
 
 @pytest.fixture
 def pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models are worth merging too."""
+    """Merge small models too."""
     monkeypatch.setattr(compaction, "BYTES_MIN", 0)
 
 
@@ -40,33 +40,33 @@ def merged_files(run: ObjectStore, version: int) -> list[str]:
     return [name for name in names if name.endswith(".safetensors") and name not in listed]
 
 
-def test_every_refresh_over_a_chain_reads_one_delta_and_shares_what_did_not_change(
+def test_each_refresh_over_a_chain_reads_one_merged_delta_and_shares_unchanged_tensors(
     memory_store: ObjectStore,
 ) -> None:
     published = publish(memory_store, models(10))
-    held = reader.read(memory_store, "solver", 0)
+    loaded = reader.read(memory_store, "solver", 0)
     for version in range(1, 10):
         store, counting = counted(memory_store)
-        found = reader.read(store, "solver", version, held)
+        decoded = reader.read(store, "solver", version, loaded)
         manifest = memory_store.get(layout.manifest(layout.weights("solver", version)))
         assert counting.weights()["solver"] == len(manifest) + sum(
             file.num_bytes for file in published[version].manifest.files
         )
-        assert weights_digest(found.tensors) == published[version].manifest.digest
+        assert weights_digest(decoded.tensors) == published[version].manifest.digest
         if version > 1:
-            assert found.tensors["fixed"] is held.tensors["fixed"]
-        assert found.tensors["large"] is not held.tensors["large"]
-        held = found
+            assert decoded.tensors["fixed"] is loaded.tensors["fixed"]
+        assert decoded.tensors["large"] is not loaded.tensors["large"]
+        loaded = decoded
 
 
 @pytest.mark.usefixtures("pays")
-def test_merging_stops_at_an_anchor_that_does_not_say_how_it_comes_from_the_version_before(
+def test_merging_stops_at_an_anchor_without_changes_to_the_version_before(
     memory_store: ObjectStore,
 ) -> None:
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     for version, tensors in enumerate(models(17)):
-        base = None if version == 5 else held
-        held = LoadedWeights(
+        base = None if version == 5 else loaded
+        loaded = LoadedWeights(
             publisher.publish(memory_store, "solver", version, tensors, base=base), tensors
         )
     assert manifests.read_manifest(memory_store, "solver", 5).step is None
@@ -76,12 +76,14 @@ def test_merging_stops_at_an_anchor_that_does_not_say_how_it_comes_from_the_vers
 
 
 @pytest.mark.usefixtures("pays")
-def test_tensors_that_swap_their_names_again_and_again_are_merged(
+def test_tensors_that_swap_their_names_repeatedly_are_merged(
     memory_store: ObjectStore,
 ) -> None:
-    one, other = (bf16(draw(seed).integers(0, 2**16, 200_000).astype(np.uint16)) for seed in (5, 6))
-    pairs = ({"one": one, "other": other}, {"one": other, "other": one})
-    held = publish(
+    item, other = (
+        bf16(draw(seed).integers(0, 2**16, 200_000).astype(np.uint16)) for seed in (5, 6)
+    )
+    pairs = ({"one": item, "other": other}, {"one": other, "other": item})
+    loaded = publish(
         memory_store,
         [{**tensors, **pairs[version % 3 % 2]} for version, tensors in enumerate(models(9))],
     )
@@ -89,14 +91,14 @@ def test_tensors_that_swap_their_names_again_and_again_are_merged(
     delta = update_path.merged_path_delta(manifests.read_merged(memory_store, "solver", 8, 0))
     assert (
         weights_digest(
-            update_path.apply_path(memory_store, held[8].manifest, [delta], held[0]).tensors
+            update_path.apply_path(memory_store, loaded[8].manifest, [delta], loaded[0]).tensors
         )
-        == held[8].manifest.digest
+        == loaded[8].manifest.digest
     )
 
 
 @pytest.mark.usefixtures("pays")
-def test_merged_changes_say_what_each_tensor_is_and_of_which_of_the_base_it_comes(
+def test_a_merged_delta_lists_each_tensor_and_its_base_tensor(
     memory_store: ObjectStore,
 ) -> None:
     random, start = draw(3), draw(4).integers(0, 2**16, 50_000).astype(np.uint16)
@@ -113,32 +115,32 @@ def test_merged_changes_say_what_each_tensor_is_and_of_which_of_the_base_it_come
         )
     versions[5]["renamed"] = versions[5]["tied"] = versions[4][
         "first"
-    ]  # it takes its new name as it is
-    held = publish(memory_store, versions)
-    assert all(one.manifest.kind == "delta" for one in held[1:])
+    ]  # it gets its new name unchanged
+    loaded = publish(memory_store, versions)
+    assert all(item.manifest.kind == "delta" for item in loaded[1:])
     assert compaction.merge(memory_store, "solver", 8, 0)
     merged = manifests.read_merged(memory_store, "solver", 8, 0)
-    infos, listed = merged.step.tensors, held[8].manifest.tensors
-    assert {name: (one.dtype, one.shape, one.digest) for name, one in infos.items()} == {
-        name: (one.dtype, one.shape, one.digest) for name, one in listed.items()
+    infos, listed = merged.step.tensors, loaded[8].manifest.tensors
+    assert {name: (item.dtype, item.shape, item.digest) for name, item in infos.items()} == {
+        name: (item.dtype, item.shape, item.digest) for name, item in listed.items()
     }
     (file,) = merged.step.files
-    assert {name: (one.source, one.entry, one.file) for name, one in infos.items()} == {
+    assert {name: (item.source, item.entry, item.file) for name, item in infos.items()} == {
         "renamed": ("first", "", file.name),
         "tied": ("first", "renamed", file.name),
         "fixed": ("fixed", "", ""),
     }
-    found = update_path.apply_path(
-        memory_store, held[8].manifest, [update_path.merged_path_delta(merged)], held[0]
+    decoded = update_path.apply_path(
+        memory_store, loaded[8].manifest, [update_path.merged_path_delta(merged)], loaded[0]
     )
-    assert weights_digest(found.tensors) == held[8].manifest.digest
+    assert weights_digest(decoded.tensors) == loaded[8].manifest.digest
 
 
 @pytest.mark.usefixtures("pays")
-def test_changes_that_are_stored_by_other_names_than_their_tensors_are_merged(
+def test_deltas_stored_under_other_names_than_their_tensors_are_merged(
     memory_store: ObjectStore,
 ) -> None:
-    held = publish(memory_store, models(9))
+    loaded = publish(memory_store, models(9))
 
     def renamed(body: bytes) -> bytes:
         return to_safetensors(
@@ -157,24 +159,24 @@ def test_changes_that_are_stored_by_other_names_than_their_tensors_are_merged(
     assert compaction.merge(memory_store, "solver", 8, 0)
     merged = manifests.read_merged(memory_store, "solver", 8, 0)
     assert {info.entry for info in merged.step.tensors.values()} == {""}
-    found = update_path.apply_path(
-        memory_store, held[8].manifest, [update_path.merged_path_delta(merged)], held[0]
+    decoded = update_path.apply_path(
+        memory_store, loaded[8].manifest, [update_path.merged_path_delta(merged)], loaded[0]
     )
-    assert weights_digest(found.tensors) == held[8].manifest.digest
+    assert weights_digest(decoded.tensors) == loaded[8].manifest.digest
 
 
 @pytest.mark.usefixtures("pays")
-def test_a_tensor_that_a_version_in_between_lacks_is_named(memory_store: ObjectStore) -> None:
-    told = "weights/solver/00000005 does not hold the tensor small, which a later version needs"
-    held = publish(memory_store, models(9))
-    manifest, key = held[5].manifest, layout.manifest(layout.weights("solver", 5))
+def test_a_tensor_missing_in_an_intermediate_version_is_named(memory_store: ObjectStore) -> None:
+    message = "weights/solver/00000005 does not hold the tensor small, which a later version needs"
+    loaded = publish(memory_store, models(9))
+    manifest, key = loaded[5].manifest, layout.manifest(layout.weights("solver", 5))
 
     def without(entries: dict[str, HostTensor]) -> dict[str, HostTensor]:
         return {name: entry for name, entry in entries.items() if name != "small"}
 
     fewer = {name: info for name, info in manifest.tensors.items() if name != "small"}
     memory_store.put(key, seal(replace(manifest, tensors=fewer, digest=weights_digest(fewer))))
-    with pytest.raises(CorruptError, match=told):
+    with pytest.raises(CorruptError, match=message):
         compaction.merge(memory_store, "solver", 8, 0)
     memory_store.put(key, seal(manifest))
     replace_file(
@@ -183,13 +185,13 @@ def test_a_tensor_that_a_version_in_between_lacks_is_named(memory_store: ObjectS
         5,
         lambda body: to_safetensors(without(from_safetensors(body)), delta_store.CODEC),
     )
-    with pytest.raises(CorruptError, match=told):
+    with pytest.raises(CorruptError, match=message):
         compaction.merge(memory_store, "solver", 8, 0)
     assert merged_files(memory_store, 8) == []
 
 
 @pytest.mark.usefixtures("pays")
-def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(
+def test_a_complete_span_is_merged_once_in_the_background_and_close_waits_for_it(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(18))
@@ -208,12 +210,12 @@ def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(
         assert merged == layout.merged_delta("solver", wanted, wanted - 8)
 
 
-def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_deltas(
+def test_merging_has_a_minimum_size_and_a_maximum_share_of_the_single_deltas(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = publish(memory_store, models(9))
+    loaded = publish(memory_store, models(9))
     single = sum(
-        delta.num_bytes for one in held[1:] for delta in update_path.path_deltas(one.manifest)
+        delta.num_bytes for item in loaded[1:] for delta in update_path.path_deltas(item.manifest)
     )
     monkeypatch.setattr(compaction, "BYTES_MIN", single + 1)
     assert not compaction.merge(memory_store, "solver", 8, 0)
@@ -231,11 +233,11 @@ def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_
 
 
 @pytest.mark.usefixtures("pays")
-def test_who_merges_second_deletes_its_own_files_and_nobody_elses(
+def test_the_second_merger_deletes_only_its_own_files(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(9))
-    rival = seal(
+    competitor = seal(
         MergedDelta(policy="solver", version=8, step=StoredDelta(0, {}, ()), created_s=0.0)
     )
 
@@ -245,27 +247,27 @@ def test_who_merges_second_deletes_its_own_files_and_nobody_elses(
 
         def create(self, key: str, body: bytes) -> bool:
             if "since-" in key:
-                memory_store.put(layout.merged_delta("solver", 8, 0), rival)
+                memory_store.put(layout.merged_delta("solver", 8, 0), competitor)
             return memory_store.backend.create(key, body)
 
     before = memory_store.list()
     assert compaction.merge(replace(memory_store, backend=RivalIsFirst()), "solver", 8, 0)
     assert memory_store.list() == sorted([*before, layout.merged_delta("solver", 8, 0)])
-    assert memory_store.get(layout.merged_delta("solver", 8, 0)) == rival
+    assert memory_store.get(layout.merged_delta("solver", 8, 0)) == competitor
 
 
 @pytest.mark.usefixtures("pays")
-def test_whole_tensors_that_do_not_fit_into_memory_are_not_merged(
+def test_whole_tensors_that_exceed_the_memory_limit_are_not_merged(
     memory_store: ObjectStore,
 ) -> None:
     versions = models(9, size=5000)
     versions = [
-        {**one, **({"late": bf16(np.arange(30_000, dtype=np.uint16))} if v else {})}
-        for v, one in enumerate(versions)
+        {**item, **({"late": bf16(np.arange(30_000, dtype=np.uint16))} if v else {})}
+        for v, item in enumerate(versions)
     ]
-    held = publish(memory_store, versions)
+    loaded = publish(memory_store, versions)
     single = sum(
-        delta.num_bytes for one in held[1:] for delta in update_path.path_deltas(one.manifest)
+        delta.num_bytes for item in loaded[1:] for delta in update_path.path_deltas(item.manifest)
     )
     assert single > 60_000
     merges_with = compaction.merge(memory_store, "solver", 8, 0, memory_bytes=single)
@@ -273,25 +275,25 @@ def test_whole_tensors_that_do_not_fit_into_memory_are_not_merged(
 
 
 def test_tensors_that_the_manifest_does_not_list_are_refused(memory_store: ObjectStore) -> None:
-    (held,) = publish(memory_store, models(1, size=100))
-    digests = {name: info.digest for name, info in held.manifest.tensors.items()}
-    more = {**held.tensors, "extra": bf16(np.zeros(3, dtype=np.uint16))}
+    (loaded,) = publish(memory_store, models(1, size=100))
+    digests = {name: info.digest for name, info in loaded.manifest.tensors.items()}
+    more = {**loaded.tensors, "extra": bf16(np.zeros(3, dtype=np.uint16))}
     with pytest.raises(
         CorruptError, match="00000000: what is stored gives extra, which its manifest does not list"
     ):
-        update_path.check(held.manifest, more, digests)
-    fewer = {name: one for name, one in held.tensors.items() if name != "small"}
+        update_path.check(loaded.manifest, more, digests)
+    fewer = {name: item for name, item in loaded.tensors.items() if name != "small"}
     with pytest.raises(
         CorruptError, match="does not give the tensor small that its manifest lists"
     ):
-        update_path.check(held.manifest, fewer, digests)
+        update_path.check(loaded.manifest, fewer, digests)
 
 
-def test_a_delta_that_grows_too_large_while_it_is_stored_takes_its_files_back(
+def test_a_merged_delta_that_grows_too_large_deletes_its_files(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_store, "FILE_BYTES_MIN", 1)
-    monkeypatch.setattr(delta_store, "FILE_BYTES_MAX", 1)  # a file for each tensor
+    monkeypatch.setattr(delta_store, "FILE_BYTES_MAX", 1)  # one file per tensor
     old = {
         f"w{part}": tensor(draw(part).integers(0, 2**16, 3000).astype(np.uint16))
         for part in range(8)
@@ -310,9 +312,9 @@ def test_a_delta_that_grows_too_large_while_it_is_stored_takes_its_files_back(
             stored.append(key)
             memory_store.backend.write(key, body)
 
-    held = LoadedWeights(publisher.publish(memory_store, "solver", 0, old), old)
+    loaded = LoadedWeights(publisher.publish(memory_store, "solver", 0, old), old)
     noting = replace(memory_store, backend=Noting())
-    manifest = publisher.publish(noting, "solver", 1, new, base=held)
+    manifest = publisher.publish(noting, "solver", 1, new, base=loaded)
     assert (manifest.kind, manifest.step) == ("anchor", None)
     assert sum(".delta-" in key for key in stored) > 1
     names = [key.rpartition("/")[2] for key in memory_store.list(layout.weights("solver", 1))]
@@ -336,7 +338,7 @@ def test_a_small_model_is_published_merged_and_read_without_a_compiler() -> None
     assert done.stdout == "False\n"
 
 
-def test_a_tensor_of_another_form_than_bytes_is_no_change(memory_store: ObjectStore) -> None:
+def test_a_delta_tensor_with_another_dtype_than_bytes_is_refused(memory_store: ObjectStore) -> None:
     wide = HostTensor("F32", (3,), np.zeros(3, dtype=np.uint32))
     with pytest.raises(CorruptError, match=r"the entry is F32 \[3\]; a change is bytes"):
         delta_store.blob_of(wide)

@@ -28,8 +28,8 @@ def checkpoint(step: int, name: str = STRAY) -> str:
 
 @pytest.fixture
 def run(memory_store: ObjectStore) -> ObjectStore:
-    """Versions 0 to `NEWEST`, checkpoints 5 and 9, and beside some, and after the newest, what a
-    killed writer left.
+    """Versions 0 to `NEWEST`, checkpoints 5 and 9, and files of a killed writer beside some of them
+    and after the newest.
     """
     for version in range(NEWEST + 1):
         publisher.publish(memory_store, "solver", version, builders.tensors(version))
@@ -40,7 +40,7 @@ def run(memory_store: ObjectStore) -> ObjectStore:
     return memory_store
 
 
-def test_what_no_manifest_lists_is_an_orphan_once_the_manifest_is_a_day_old(
+def test_an_unlisted_file_is_an_orphan_when_the_manifest_is_a_day_old(
     run: ObjectStore,
 ) -> None:
     assert orphans.orphans(run, "solver", NOW_S) == []
@@ -48,7 +48,7 @@ def test_what_no_manifest_lists_is_an_orphan_once_the_manifest_is_a_day_old(
     assert orphans.orphans(run, "verifier", LATER_S) == []
 
 
-def test_beside_the_newest_and_where_no_manifest_stands_all_stays_until_the_run_is_over_for_a_day(
+def test_unlisted_files_of_the_newest_version_stay_until_a_day_after_the_runs_end(
     run: ObjectStore,
 ) -> None:
     runs.request_stop(run, Stop("cancelled", "enough", LATER_S - 60.0))
@@ -56,13 +56,13 @@ def test_beside_the_newest_and_where_no_manifest_stands_all_stays_until_the_run_
     runs.clear_stop(run)
     runs.request_stop(run, Stop("cancelled", "enough", NOW_S))
     assert {weight(1), weight(NEXT), checkpoint(12)} <= set(orphans.orphans(run, "solver", LATER_S))
-    runs.clear_stop(run)  # it was taken up again
+    runs.clear_stop(run)  # it was resumed
     assert {weight(1), weight(NEXT), checkpoint(12)}.isdisjoint(
         orphans.orphans(run, "solver", LATER_S)
     )
 
 
-def test_a_day_is_over_when_it_is_over(run: ObjectStore) -> None:
+def test_the_age_of_a_day_is_inclusive(run: ObjectStore) -> None:
     created_s = checkpoints.read_manifest(run, "solver", 5).created_s
     day_s = 24 * 3600.0
     assert checkpoint(5) not in orphans.orphans(run, "solver", created_s + day_s - 0.01)
@@ -72,17 +72,17 @@ def test_a_day_is_over_when_it_is_over(run: ObjectStore) -> None:
     assert checkpoint(12) in orphans.orphans(run, "solver", 1e9 + day_s + 1)
 
 
-def test_a_file_that_another_record_of_the_version_names_is_no_orphan(run: ObjectStore) -> None:
+def test_a_file_listed_by_another_record_of_the_version_is_no_orphan(run: ObjectStore) -> None:
     run.put(weight(0, "since-00000000.json"), f'{{"files": [{{"name": "{STRAY}"}}]}}'.encode())
     assert weight(0) not in orphans.orphans(run, "solver", LATER_S)
 
 
-def test_beside_a_damaged_manifest_nothing_is_an_orphan(run: ObjectStore) -> None:
+def test_a_version_with_a_damaged_manifest_has_no_orphans(run: ObjectStore) -> None:
     run.put(checkpoint(5, "manifest.json"), b"torn")
     assert orphans.orphans(run, "solver", LATER_S) == [weight(0), checkpoint(9)]
 
 
-def test_beside_a_damaged_record_of_merged_changes_nothing_is_an_orphan(run: ObjectStore) -> None:
+def test_a_version_with_a_damaged_merged_delta_record_has_no_orphans(run: ObjectStore) -> None:
     run.put(weight(0, "since-00000000.json"), b'{"files": [{"name": "00')
     run.put(weight(0, ".DS_Store"), b"no object of the run")
     assert orphans.orphans(run, "solver", LATER_S) == [checkpoint(5), checkpoint(9)]
@@ -90,7 +90,7 @@ def test_beside_a_damaged_record_of_merged_changes_nothing_is_an_orphan(run: Obj
     assert weight(0) in orphans.orphans(run, "solver", LATER_S)
 
 
-def test_the_data_of_a_version_that_lost_its_manifest_is_no_orphan_since_others_came_after_it(
+def test_data_of_a_version_that_lost_its_manifest_are_no_orphans(
     run: ObjectStore,
 ) -> None:
     lost = {}
@@ -98,21 +98,21 @@ def test_the_data_of_a_version_that_lost_its_manifest_is_no_orphan_since_others_
         lost[version] = run.get(weight(version, "manifest.json"))
         run.delete(weight(version, "manifest.json"))
     runs.request_stop(run, Stop("completed", "all steps done", NOW_S))
-    found = orphans.orphans(run, "solver", LATER_S)
+    keys = orphans.orphans(run, "solver", LATER_S)
     assert [
         key
-        for key in found
+        for key in keys
         if key.startswith((layout.weights("solver", 0), layout.weights("solver", 3)))
     ] == []
-    assert {weight(1), weight(NEXT)} <= set(found)  # a version that is to come was never written
-    for key in found:
+    assert {weight(1), weight(NEXT)} <= set(keys)  # the next version was never written
+    for key in keys:
         run.delete(key)
     for version, body in lost.items():
         run.put(weight(version, "manifest.json"), body)
         assert set(reader.fetch(run, "solver", version)) == set(builders.tensors(version))
 
 
-def test_the_others_can_be_read_when_the_orphans_are_gone(run: ObjectStore) -> None:
+def test_other_versions_are_readable_after_orphans_are_deleted(run: ObjectStore) -> None:
     runs.request_stop(run, Stop("completed", "all steps done", NOW_S))
     for key in orphans.orphans(run, "solver", LATER_S):
         run.delete(key)
@@ -123,7 +123,7 @@ def test_the_others_can_be_read_when_the_orphans_are_gone(run: ObjectStore) -> N
     assert newest.step == 9
 
 
-def test_unfinished_files_of_a_local_folder_go_when_they_are_a_day_old(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_local_store_are_deleted_after_a_day(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     run, other = store.sub("runs/one"), store.sub("runs/two")
     run.put("orders/00000000.json", b"whole")
@@ -134,10 +134,10 @@ def test_unfinished_files_of_a_local_folder_go_when_they_are_a_day_old(tmp_path:
         path.write_bytes(b"half")
     for path in (old, elsewhere):
         os.utime(path, (NOW_S, NOW_S - orphans.AGE_S - 60.0))
-    found = orphans.unfinished(run, NOW_S)
-    assert found == {"runs/one/orders/.tmp-old": 4}
+    keys = orphans.unfinished(run, NOW_S)
+    assert keys == {"runs/one/orders/.tmp-old": 4}
     assert old.exists()
-    orphans.remove_unfinished(run, found)
+    orphans.remove_unfinished(run, keys)
     assert (old.exists(), young.exists(), elsewhere.exists()) == (False, True, True)
     assert run.get("orders/00000000.json") == b"whole"
 

@@ -35,11 +35,11 @@ class World:
     now_s: float = 0.0
 
     def publish(self, number: int) -> None:
-        held: LoadedWeights | None = None
+        loaded: LoadedWeights | None = None
         for version in range(number):
             tensors = model(version)
-            held = LoadedWeights(
-                publisher.publish(self.home, "solver", version, tensors, base=held), tensors
+            loaded = LoadedWeights(
+                publisher.publish(self.home, "solver", version, tensors, base=loaded), tensors
             )
 
     def copy_all(self) -> int:
@@ -52,7 +52,7 @@ class World:
         return num_bytes
 
     def near(self, mirror: ObjectStore | None = None) -> tuple[ObjectStore, Counting, Counting]:
-        """What a worker of the region reads from, and what counts at home and at the mirror."""
+        """The reader of a worker in the region, with counters at home and at the mirror."""
         home, at_home = counted(self.home)
         near, at_mirror = counted(mirror or self.mirror)
         store = read_through_mirror(home, near)
@@ -85,7 +85,7 @@ def manifest_bytes(store: ObjectStore) -> int:
     )
 
 
-def test_every_version_crosses_once_and_is_then_read_in_the_region(world: World) -> None:
+def test_each_version_is_copied_once_and_then_read_from_the_mirror(world: World) -> None:
     world.publish(4)
     crossed = world.copy_all()
     store, at_home, at_mirror = world.near()
@@ -93,12 +93,12 @@ def test_every_version_crosses_once_and_is_then_read_in_the_region(world: World)
     assert weights_digest(reader.fetch(store, "solver", 3)) == weights_digest(model(3))
     assert at_home.weights()["solver"] == manifest_bytes(
         world.home
-    )  # home says what there is, the mirror carries the data
+    )  # the list of versions comes from home, the data from the mirror
     assert 0 < at_mirror.weights()["solver"] <= crossed
     assert world.copy_all() == 0
 
 
-def test_a_large_file_comes_in_parts_from_the_mirror_and_the_second_time_from_home(
+def test_a_large_file_is_read_in_parts_from_the_mirror_and_on_retry_from_home(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "PART_BYTES_MIN", 1000)
@@ -115,30 +115,32 @@ def test_a_large_file_comes_in_parts_from_the_mirror_and_the_second_time_from_ho
     store, at_home, at_mirror = world.near()
     assert store.get(key, len(body)) == wrong
     assert (at_home.weights(), at_mirror.weights()) == ({}, {"solver": len(body)})
-    assert store.get(key, len(body)) == body  # whoever asks again found it wrong
+    assert store.get(key, len(body)) == body  # a reader retries after an invalid file
     assert (at_home.weights(), at_mirror.weights()) == (
         {"solver": len(body)},
         {"solver": len(body)},
     )
 
 
-def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(world: World) -> None:
+def test_a_lagging_mirror_is_waited_for_and_then_skipped(world: World) -> None:
     world.publish(2)
     world.copy_all()
     tensors = model(2)
-    held = reader.read(world.home, "solver", 1)
-    publisher.publish(world.home, "solver", 2, tensors, base=held)
+    loaded = reader.read(world.home, "solver", 1)
+    publisher.publish(world.home, "solver", 2, tensors, base=loaded)
     store, at_home, _ = world.near()
     assert manifests.latest(store, "solver", 1) == 1
     world.now_s = LAG_MAX_S + 1
     assert manifests.latest(store, "solver", 1) == 2
-    assert weights_digest(reader.read(store, "solver", 2, held).tensors) == weights_digest(tensors)
+    assert weights_digest(reader.read(store, "solver", 2, loaded).tensors) == weights_digest(
+        tensors
+    )
     assert at_home.weights()["solver"] > sum(
         file.num_bytes for file in manifests.read_manifest(world.home, "solver", 2).files
     )
 
 
-def test_a_mirror_that_lies_is_found_out_and_home_is_read(world: World) -> None:
+def test_a_mirror_with_false_data_is_detected_and_home_is_read(world: World) -> None:
     world.publish(3)
     world.copy_all()
     damage(world.mirror, 2)
@@ -150,7 +152,7 @@ def test_a_mirror_that_lies_is_found_out_and_home_is_read(world: World) -> None:
         reader.fetch(world.near()[0], "solver", 2)
 
 
-def test_a_mirror_that_is_away_is_passed_over(world: World) -> None:
+def test_an_unreachable_mirror_is_skipped(world: World) -> None:
     world.publish(2)
 
     class Away:
@@ -165,7 +167,7 @@ def test_a_mirror_that_is_away_is_passed_over(world: World) -> None:
     assert weights_digest(reader.fetch(store, "solver", 1)) == weights_digest(model(1))
 
 
-def test_a_mirror_killed_between_two_files_shows_no_half_version(world: World) -> None:
+def test_a_mirror_killed_between_two_files_has_no_partial_version(world: World) -> None:
     world.publish(2)
     world.copy_all()
     world.mirror.delete(
@@ -182,7 +184,7 @@ def test_retired_versions_are_mirrored_without_their_data(world: World) -> None:
     tensors = model(12)
     publisher.publish(
         world.home, "solver", 12, tensors
-    )  # an anchor: nothing after it needs what was before
+    )  # an anchor: later versions do not need the earlier ones
     now_s = float(manifests.read_manifest(world.home, "solver", 12).created_s) + 1.0
     retention.retire(
         world.home,
@@ -197,7 +199,7 @@ def test_retired_versions_are_mirrored_without_their_data(world: World) -> None:
     )
 
 
-def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed(
+def test_the_mirror_service_copies_each_policy_survives_outages_and_counts_bytes(
     world: World,
 ) -> None:
     world.publish(3)
@@ -205,40 +207,40 @@ def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed
 
     def on_wait(seconds: float) -> bool:
         if len(lifetime.waits_s) == 3:
-            damage(world.home, 2)  # bytes are copied as they are, and checked by who reads them
+            damage(world.home, 2)  # bytes are copied unchanged and verified by the reader
         return len(lifetime.waits_s) == 9
 
     lifetime = ScriptedLifetime(world.home, "mirror", on_wait)
     replication.replicate(lifetime, world.mirror, ["solver", "verifier"])
-    pulse = lifetime.heartbeat
+    heartbeat_writer = lifetime.heartbeat
     assert (
         manifests.latest(world.mirror, "solver"),
         manifests.latest(world.mirror, "verifier"),
     ) == (2, 0)
-    assert pulse.last.versions == {"solver": 2, "verifier": 0}
+    assert heartbeat_writer.last.versions == {"solver": 2, "verifier": 0}
     folder = layout.weights("solver", 0)
     assert (
-        progress_of(pulse.last, MirrorProgress).mirrored_bytes["solver"]
+        progress_of(heartbeat_writer.last, MirrorProgress).mirrored_bytes["solver"]
         > sum(len(world.home.get(key)) for key in world.home.list(folder)) / 2
     )
     assert set(lifetime.waits_s) == {0.0, replication.POLL_INTERVAL_S}
 
 
-def test_a_mirror_says_which_base_models_it_waits_for(world: World) -> None:
-    said: list[tuple[str, str, str]] = []
+def test_a_mirror_reports_the_base_models_it_waits_for(world: World) -> None:
+    messages: list[tuple[str, str, str]] = []
 
     def next_look(seconds: float) -> bool:
-        beat = lifetime.heartbeat.last
-        said.append((beat.state, beat.wait_reason, beat.note))
-        if len(said) == 2:
+        heartbeat = lifetime.heartbeat.last
+        messages.append((heartbeat.state, heartbeat.wait_reason, heartbeat.note))
+        if len(messages) == 2:
             world.publish(1)
-        if len(said) == 3:
+        if len(messages) == 3:
             publisher.publish(world.home, "verifier", 0, model(0))
-        return len(said) == 4
+        return len(messages) == 4
 
     lifetime = ScriptedLifetime(world.home, "mirror", next_look)
     replication.replicate(lifetime, world.mirror, ["solver", "verifier"])
-    assert said == [
+    assert messages == [
         ("starting", "", ""),
         ("waiting", "base_model", "waits for the base model of solver, verifier"),
         ("waiting", "base_model", "waits for the base model of verifier"),
@@ -246,7 +248,7 @@ def test_a_mirror_says_which_base_models_it_waits_for(world: World) -> None:
     ]
 
 
-def test_a_mirror_that_stands_still_delays_its_workers_once_and_not_for_each_version(
+def test_a_stalled_mirror_delays_its_workers_once_and_not_per_version(
     world: World,
 ) -> None:
     world.publish(8)
@@ -259,7 +261,7 @@ def test_a_mirror_that_stands_still_delays_its_workers_once_and_not_for_each_ver
     assert manifests.latest(store, "solver") == 7
 
 
-def test_leftovers_of_another_run_in_a_mirror_are_not_believed(world: World) -> None:
+def test_objects_of_another_run_in_a_mirror_are_not_used(world: World) -> None:
     world.publish(3)
     world.copy_all()
     for key in world.home.list("weights"):
@@ -270,14 +272,14 @@ def test_leftovers_of_another_run_in_a_mirror_are_not_believed(world: World) -> 
     assert weights_digest(reader.fetch(store, "solver", 0)) == weights_digest(model(5))
 
 
-def test_a_mirror_that_falls_ever_further_behind_is_passed_over_though_it_goes_on(
+def test_a_mirror_that_falls_further_behind_is_skipped(
     world: World,
 ) -> None:
-    """Home makes a version a second, the mirror copies one in four."""
+    """Home publishes a version per second; the mirror copies one in four."""
     world.publish(1)
     world.copy_all()
     store, *_ = world.near()
-    held = reader.read(store, "solver", 0)
+    loaded = reader.read(store, "solver", 0)
     furthest = 0
     for second in range(1, 41):
         world.now_s = float(second)
@@ -293,59 +295,59 @@ def test_a_mirror_that_falls_ever_further_behind_is_passed_over_though_it_goes_o
         )
         if second % 4 == 0:
             mirror_next(world.home, world.mirror)
-        if found := manifests.newer(store, "solver", held.manifest.version):
-            held = reader.read(store, "solver", found.version, held)
-        furthest = max(furthest, second - held.manifest.version)
+        if result := manifests.newer(store, "solver", loaded.manifest.version):
+            loaded = reader.read(store, "solver", result.version, loaded)
+        furthest = max(furthest, second - loaded.manifest.version)
     assert furthest <= LAG_MAX_S + 2
-    assert held.manifest.version >= 39
+    assert loaded.manifest.version >= 39
 
 
-def test_a_mirror_one_version_behind_is_in_time_however_long(world: World) -> None:
+def test_a_mirror_one_version_behind_is_in_time(world: World) -> None:
     world.publish(1)
     world.copy_all()
     store, at_home, _ = world.near()
-    held = reader.read(store, "solver", 0)
+    loaded = reader.read(store, "solver", 0)
     for second in range(1, 60):
         world.now_s = float(second)
         before = LoadedWeights(
             manifests.read_manifest(world.home, "solver", second - 1), model(second - 1)
         )
         publisher.publish(world.home, "solver", second, model(second), base=before)
-        if found := manifests.newer(store, "solver", held.manifest.version):
-            held = reader.read(store, "solver", found.version, held)
-        mirror_next(world.home, world.mirror)  # just after the worker looked
-    assert held.manifest.version == 58
+        if result := manifests.newer(store, "solver", loaded.manifest.version):
+            loaded = reader.read(store, "solver", result.version, loaded)
+        mirror_next(world.home, world.mirror)  # directly after the worker's poll
+    assert loaded.manifest.version == 58
     read = sum(
         len(world.home.get(key))
         for key in world.home.list("weights/solver")
         if key.endswith("/manifest.json")
     )
-    assert at_home.weights()["solver"] <= 2 * read  # manifests alone
+    assert at_home.weights()["solver"] <= 2 * read  # manifests only
 
 
-def test_a_mirror_that_does_not_answer_is_asked_again_only_after_a_while(world: World) -> None:
+def test_a_mirror_that_does_not_respond_is_requested_again_only_after_a_pause(world: World) -> None:
     world.publish(3)
-    asked: list[str] = []
+    requested: list[str] = []
 
     class Hangs:
         def read(self, key: str) -> bytes:
-            asked.append(key)
+            requested.append(key)
             raise TransientError("timed out")
 
         def exists(self, key: str) -> bool:
-            asked.append(key)
+            requested.append(key)
             raise TransientError("timed out")
 
     store, *_ = world.near(replace(world.mirror, backend=Hangs()))  # type: ignore[arg-type]
     assert manifests.latest(store, "solver") == 2
     assert weights_digest(reader.fetch(store, "solver", 2)) == weights_digest(model(2))
-    assert len(asked) == 1
+    assert len(requested) == 1
     world.now_s = AWAY_S
     assert manifests.latest(store, "solver") == 2
-    assert len(asked) == 2
+    assert len(requested) == 2
 
 
-def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
+def test_a_mirror_of_another_run_with_the_same_id_is_refused(world: World) -> None:
     world.publish(2)
     publisher.publish(world.mirror, "solver", 0, model(7))
     with pytest.raises(
@@ -356,7 +358,7 @@ def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
         )
 
 
-def test_a_version_whose_manifest_was_lost_at_home_is_left_out(
+def test_a_version_without_a_manifest_at_home_is_skipped(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.publish(6)
@@ -376,7 +378,7 @@ def test_a_version_whose_manifest_was_lost_at_home_is_left_out(
     assert caplog.messages.count("version 3 of solver is missing and is not mirrored") == 1
 
 
-def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: World) -> None:
+def test_a_version_that_cannot_be_mirrored_is_not_fetched_repeatedly(world: World) -> None:
     world.publish(3)
     manifest = manifests.read_manifest(world.home, "solver", 2)
     (key,) = (
@@ -396,7 +398,7 @@ def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: W
     )
 
 
-def test_a_mirror_that_loses_its_bucket_is_waited_for_and_one_that_never_had_one_is_refused(
+def test_a_lost_bucket_is_waited_for_and_one_that_never_existed_is_refused(
     world: World,
 ) -> None:
     world.publish(3)
@@ -426,13 +428,13 @@ def test_a_mirror_that_loses_its_bucket_is_waited_for_and_one_that_never_had_one
 
 
 def publish_more(home: ObjectStore, versions: range, anchors: range) -> None:
-    """Goes on after the version before the first of `versions`."""
-    held = reader.read(home, "solver", versions[0] - 1)
+    """A run whose next version follows the one before the first of `versions`."""
+    loaded = reader.read(home, "solver", versions[0] - 1)
     for version in versions:
         tensors = model(version)
-        held = LoadedWeights(
+        loaded = LoadedWeights(
             publisher.publish(
-                home, "solver", version, tensors, base=held, anchor=version in anchors
+                home, "solver", version, tensors, base=loaded, anchor=version in anchors
             ),
             tensors,
         )
@@ -448,7 +450,7 @@ def weights_keys(store: ObjectStore) -> set[str]:
     return set(store.list(layout.WEIGHTS))
 
 
-def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind_newer_versions(
+def test_an_anchor_is_published_with_its_changes_and_its_whole_tensors_follow_later(
     world: World,
 ) -> None:
     world.publish(3)
@@ -466,15 +468,15 @@ def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind
             publish_more(world.home, range(4, 6), anchors=range(0))
         return False
 
-    pulse = kept(world, on_wait, last=5).heartbeat
+    heartbeat_writer = kept(world, on_wait, last=5).heartbeat
     assert shown == [(2, False), (3, False), (4, False), (5, False)]
     assert weights_keys(world.mirror) == weights_keys(world.home)
-    assert progress_of(pulse.last, MirrorProgress).mirrored_bytes["solver"] == sum(
+    assert progress_of(heartbeat_writer.last, MirrorProgress).mirrored_bytes["solver"] == sum(
         len(world.home.get(key)) for key in weights_keys(world.home) if int(key.split("/")[2]) >= 3
     )
 
 
-def test_who_holds_the_version_before_an_anchor_reads_it_in_the_region_and_who_starts_goes_home(
+def test_the_reader_of_an_anchors_predecessor_uses_the_mirror_and_a_new_reader_home(
     world: World,
 ) -> None:
     world.publish(3)
@@ -482,9 +484,11 @@ def test_who_holds_the_version_before_an_anchor_reads_it_in_the_region_and_who_s
     publish_more(world.home, range(3, 4), anchors=range(3, 4))
     assert mirror_next(world.home, world.mirror) is not None
     store, at_home, _ = world.near()
-    held = reader.read(store, "solver", 2)
+    loaded = reader.read(store, "solver", 2)
     before = at_home.weights()["solver"]
-    assert weights_digest(reader.read(store, "solver", 3, held).tensors) == weights_digest(model(3))
+    assert weights_digest(reader.read(store, "solver", 3, loaded).tensors) == weights_digest(
+        model(3)
+    )
     manifest_bytes = len(world.home.get(layout.manifest(layout.weights("solver", 3))))
     assert at_home.weights()["solver"] - before == manifest_bytes
     store, at_home, _ = world.near()
@@ -492,7 +496,7 @@ def test_who_holds_the_version_before_an_anchor_reads_it_in_the_region_and_who_s
     assert at_home.weights()["solver"] > manifest_bytes
 
 
-def test_a_mirror_killed_before_an_anchors_whole_tensors_fetches_them_when_it_is_back(
+def test_a_mirror_killed_before_the_whole_tensors_of_an_anchor_fetches_them_on_restart(
     world: World,
 ) -> None:
     world.publish(3)
@@ -505,17 +509,17 @@ def test_a_mirror_killed_before_an_anchors_whole_tensors_fetches_them_when_it_is
     assert weights_keys(world.mirror) == weights_keys(world.home)
 
 
-def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_nothing(
+def test_an_anchor_retired_before_its_whole_tensors_were_copied_blocks_nothing(
     world: World,
 ) -> None:
     world.publish(3)
     publish_more(world.home, range(3, 4), anchors=range(3, 4))
     publish_more(world.home, range(4, 6), anchors=range(5, 6))
-    looks = 0
+    polls = 0
 
     def on_wait(seconds: float) -> bool:
-        nonlocal looks
-        looks += 1
+        nonlocal polls
+        polls += 1
         if manifests.latest(world.mirror, "solver") == 5 and not world.home.exists(
             layout.retired("solver", 3)
         ):
@@ -525,10 +529,10 @@ def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_not
 
     kept(world, on_wait, last=5)
     assert weights_digest(reader.fetch(world.mirror, "solver", 5)) == weights_digest(model(5))
-    assert looks < 20
+    assert polls < 20
 
 
-def test_a_mirror_that_cannot_be_asked_at_first_completes_its_anchor_later(world: World) -> None:
+def test_a_mirror_unreachable_at_first_completes_its_anchor_later(world: World) -> None:
     world.publish(3)
     world.copy_all()
     publish_more(world.home, range(3, 4), anchors=range(3, 4))
@@ -542,7 +546,7 @@ def test_a_mirror_that_cannot_be_asked_at_first_completes_its_anchor_later(world
     assert weights_keys(world.mirror) == weights_keys(world.home)
 
 
-def test_a_damaged_manifest_in_the_mirror_holds_up_no_newer_version(world: World) -> None:
+def test_a_damaged_manifest_in_the_mirror_blocks_no_newer_version(world: World) -> None:
     world.publish(3)
     world.copy_all()
     world.mirror.put(layout.manifest(layout.weights("solver", 2)), b"{}")
@@ -551,16 +555,16 @@ def test_a_damaged_manifest_in_the_mirror_holds_up_no_newer_version(world: World
     assert manifests.latest(world.mirror, "solver") == 4
 
 
-def test_anchors_that_a_twin_showed_meanwhile_are_completed_too(world: World) -> None:
+def test_anchors_published_by_a_concurrent_mirror_are_completed_too(world: World) -> None:
     world.publish(3)
     world.copy_all()
     publish_more(world.home, range(3, 6), anchors=range(3, 4))
-    looks = 0
+    polls = 0
 
     def on_wait(seconds: float) -> bool:
-        nonlocal looks
-        looks += 1
-        if looks == 1:
+        nonlocal polls
+        polls += 1
+        if polls == 1:
             mirror_next(world.home, world.mirror)
             mirror_next(world.home, world.mirror)
         return False
@@ -569,7 +573,7 @@ def test_anchors_that_a_twin_showed_meanwhile_are_completed_too(world: World) ->
     assert weights_keys(world.mirror) == weights_keys(world.home)
 
 
-def test_an_anchors_file_that_home_lacks_holds_up_nothing(world: World) -> None:
+def test_a_missing_anchor_file_at_home_blocks_nothing(world: World) -> None:
     world.publish(3)
     publish_more(world.home, range(3, 5), anchors=range(3, 4))
     (file,) = manifests.read_manifest(world.home, "solver", 3).files
@@ -580,7 +584,7 @@ def test_an_anchors_file_that_home_lacks_holds_up_nothing(world: World) -> None:
 
 
 class Flaky:
-    """A backend whose first reads of manifests of deltas fail."""
+    """A backend whose first reads of delta manifests fail."""
 
     def __init__(self, backend: Any, fails: int) -> None:
         self._backend, self._fails, self.failed = backend, fails, False

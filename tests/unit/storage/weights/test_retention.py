@@ -37,11 +37,11 @@ def model(version: int) -> Mapping[str, HostTensor]:
 @pytest.fixture
 def run(memory_store: ObjectStore) -> ObjectStore:
     """Versions 0 to 29; 0, 10 and 20 are anchors."""
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     for version in range(VERSIONS):
         tensors = model(version)
-        base = held if version % 10 else None
-        held = LoadedWeights(
+        base = loaded if version % 10 else None
+        loaded = LoadedWeights(
             publisher.publish(memory_store, "solver", version, tensors, base=base), tensors
         )
     return memory_store
@@ -52,18 +52,18 @@ def later_s(run: ObjectStore) -> float:
 
 
 def readable(run: ObjectStore) -> list[int]:
-    found = []
+    results = []
     for version in range(VERSIONS):
         try:
             digest = weights_digest(reader.fetch(run, "solver", version))
         except NotFoundError:
             continue
         assert digest == manifests.read_manifest(run, "solver", version).digest
-        found.append(version)
-    return found
+        results.append(version)
+    return results
 
 
-def test_kept_versions_stay_readable_through_whole_chains_and_the_others_are_let_go(
+def test_kept_versions_stay_readable_through_whole_chains_and_others_are_retired(
     run: ObjectStore,
 ) -> None:
     planned = retention.plan(
@@ -71,7 +71,7 @@ def test_kept_versions_stay_readable_through_whole_chains_and_the_others_are_let
     )
     assert readable(run) == list(range(VERSIONS))  # a plan changes nothing
     retention.retire(run, planned)
-    # 28 and 29 need 20 and all between; 13 needs 10, 11 and 12
+    # 28 and 29 need 20 and all versions between; 13 needs 10, 11 and 12
     assert readable(run) == [0, 10, 11, 12, 13, *range(20, 30)] == list(planned.kept)
     assert planned.kept[13] == "named"
     assert planned.kept[12] == "leads to version 13"
@@ -94,7 +94,7 @@ def test_versions_are_named_by_policy_and_number() -> None:
             retention.named([word], ["solver"])
 
 
-def test_a_version_that_the_run_lacks_is_refused_with_the_newest_that_it_has(
+def test_an_unknown_version_is_refused_with_the_newest_existing_one(
     run: ObjectStore,
 ) -> None:
     retention.check_versions_exist(run, {"solver": {0, VERSIONS - 1}})
@@ -110,7 +110,7 @@ def test_a_version_that_the_run_lacks_is_refused_with_the_newest_that_it_has(
         retention.check_versions_exist(run, {"verifier": {0}})
 
 
-def test_merged_changes_go_with_their_version_and_are_counted(run: ObjectStore) -> None:
+def test_merged_deltas_are_retired_with_their_version_and_counted(run: ObjectStore) -> None:
     key, name = layout.merged_delta("solver", 8, 0), f"{'0' * 32}.delta-00000.safetensors"
     before = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)).num_bytes
     step = StoredDelta(0, {}, (FileInfo(name, 5, "sha256:"),))
@@ -123,7 +123,7 @@ def test_merged_changes_go_with_their_version_and_are_counted(run: ObjectStore) 
     assert not run.exists(f"{layout.weights('solver', 8)}/{name}")
 
 
-def test_strange_objects_among_the_weights_are_left_alone(run: ObjectStore) -> None:
+def test_unknown_objects_in_the_weights_folder_are_kept(run: ObjectStore) -> None:
     strange = [f"weights/solver/{key}" for key in ("notes.txt", "old/a", "7/a", "٣٣٣٣٣٣٣٣/a")]
     for key in strange:
         run.put(key, b"")
@@ -131,7 +131,7 @@ def test_strange_objects_among_the_weights_are_left_alone(run: ObjectStore) -> N
     assert all(run.exists(key) for key in strange)
 
 
-def test_retiring_again_finds_nothing_more(run: ObjectStore) -> None:
+def test_retiring_twice_deletes_nothing_more(run: ObjectStore) -> None:
     wanted = Retention(last=2, every=0)
     retention.retire(run, retention.plan(run, "solver", wanted, later_s(run)))
     again = retention.plan(run, "solver", wanted, later_s(run))
@@ -140,10 +140,10 @@ def test_retiring_again_finds_nothing_more(run: ObjectStore) -> None:
     assert (list(more.kept), more.retired) == (
         [0, *range(20, 30)],
         {},
-    )  # what is gone cannot be kept
+    )  # a retired version cannot be kept
 
 
-def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(
+def test_young_versions_and_those_a_live_worker_may_be_reading_are_kept(
     run: ObjectStore,
 ) -> None:
     young = retention.plan(
@@ -157,7 +157,7 @@ def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(
     beat = heartbeats.readable(run)[0]
     beat_s = beat.beat_s
     left = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
-    assert 15 in left.retired  # who has left needs nothing
+    assert 15 in left.retired  # a worker that has ended needs nothing
     builders.put_heartbeat(run, replace(beat, state=ServiceState.WORKING))
     held = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert held.kept[14] == held.kept[15] == "a live worker or evaluation has loaded version 14"
@@ -186,27 +186,25 @@ READERS: list[tuple[ServiceKind, str, dict[str, int], bool]] = [
 ]
 
 
-def test_living_workers_and_evaluations_hold_what_they_read_and_nobody_else_does(
+def test_versions_in_use_by_live_workers_and_evaluations_are_kept(
     run: ObjectStore,
 ) -> None:
-    found, beat_s = [], later_s(run)
+    results, beat_s = [], later_s(run)
     for kind, state, versions, _ in READERS:
-        beat = builders.heartbeat(
+        heartbeat = builders.heartbeat(
             kind, "one", beat_s=beat_s, started_s=beat_s, state=state, versions=versions
         )
-        builders.put_heartbeat(run, beat)
+        builders.put_heartbeat(run, heartbeat)
         kept = retention.plan(
             run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0
         ).kept
         run.delete(layout.heartbeat(kind, "one"))
-        found.append((kind, state, versions, 14 in kept and 10 in kept))
-    assert found == READERS
+        results.append((kind, state, versions, 14 in kept and 10 in kept))
+    assert results == READERS
 
 
 @pytest.mark.parametrize("kind", ["rollout", "evaluation"])
-def test_a_heartbeat_that_cannot_be_read_may_hold_any_version_so_nothing_goes(
-    run: ObjectStore, kind: str
-) -> None:
+def test_an_unreadable_heartbeat_keeps_every_version(run: ObjectStore, kind: str) -> None:
     wanted = Retention(last=1, every=0, grace_s=0.0)
     run.put(f"heartbeats/{kind}/a-0.json", b'{"format": 2}')
     with pytest.raises(
@@ -221,17 +219,19 @@ def test_a_heartbeat_that_cannot_be_read_may_hold_any_version_so_nothing_goes(
         f"heartbeats/{kind}.json",
     ):
         run.put(other, b"no heartbeat")
-    run.put("heartbeats/trainer/trainer-solver.json", b"")  # of one that reads no older version
+    run.put(
+        "heartbeats/trainer/trainer-solver.json", b""
+    )  # of a worker that reads no older version
     assert 14 in retention.plan(run, "solver", wanted, later_s(run)).retired
 
 
-def test_of_several_readers_the_one_that_is_furthest_behind_counts(run: ObjectStore) -> None:
+def test_the_oldest_version_among_several_readers_is_kept(run: ObjectStore) -> None:
     beat_s = later_s(run)
     for name, version in (("a", 27), ("b", 23), ("c", 25)):
-        beat = builders.heartbeat(
+        heartbeat = builders.heartbeat(
             "evaluation", name, beat_s=beat_s, started_s=beat_s, versions={"solver": version}
         )
-        builders.put_heartbeat(run, beat)
+        builders.put_heartbeat(run, heartbeat)
     kept = retention.plan(
         run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0
     ).kept
@@ -241,7 +241,7 @@ def test_of_several_readers_the_one_that_is_furthest_behind_counts(run: ObjectSt
 
 
 def changes_of(planned: retention.RetirementPlan) -> int:
-    """How many objects carrying out the plan creates and deletes."""
+    """The numbers of objects that executing the plan creates and deletes."""
     return len(planned.retired) + sum(len(keys) for keys in planned.retired.values())
 
 
@@ -251,7 +251,7 @@ def shape(run: ObjectStore) -> list[str]:
 
 
 def told_of(run: ObjectStore, version: int) -> str:
-    """What becomes of a reader of the version."""
+    """What a reader of the version gets."""
     try:
         tensors = reader.fetch(run, "solver", version)
     except NotFoundError as error:
@@ -260,15 +260,13 @@ def told_of(run: ObjectStore, version: int) -> str:
 
 
 def chain(store: ObjectStore) -> ObjectStore:
-    """Versions 0 to 7; 0 and 4 are anchors, and version 3 holds a merged change and a file that
-    nothing names.
-    """
-    held: LoadedWeights | None = None
+    """Versions 0 to 7; 0 and 4 are anchors, and version 3 has a merged delta and an unlisted file."""
+    loaded: LoadedWeights | None = None
     for version in range(8):
         tensors = model(version)
-        held = LoadedWeights(
+        loaded = LoadedWeights(
             publisher.publish(
-                store, "solver", version, tensors, base=held if version % 4 else None
+                store, "solver", version, tensors, base=loaded if version % 4 else None
             ),
             tensors,
         )
@@ -284,7 +282,7 @@ def chain(store: ObjectStore) -> ObjectStore:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_at_any_change_nothing_that_is_kept_is_lost_and_the_next_one_finishes(
+def test_gc_killed_at_any_change_loses_no_kept_version_and_the_next_gc_finishes(
     memory_store: ObjectStore, after: bool
 ) -> None:
     wanted, now_s = Retention(last=2, every=0, grace_s=0.0), 1e12
@@ -304,19 +302,21 @@ def test_killed_at_any_change_nothing_that_is_kept_is_lost_and_the_next_one_fini
             "a version's data went before all records stood"
         )
         assert [told_of(run, version) for version in (0, 4, 5, 6, 7)] == ["readable"] * 5
-        for version in (1, 2, 3):  # as it was, or retired on purpose: never damaged
+        for version in (1, 2, 3):  # unchanged, or retired on purpose: never damaged
             assert told_of(run, version) in ("readable", "retired")
         retention.retire(run, retention.plan(run, "solver", wanted, now_s))
         assert shape(run) == shape(whole)
 
 
-def test_a_laggard_whose_deltas_are_gone_catches_up_from_an_anchor(run: ObjectStore) -> None:
-    held = reader.read(run, "solver", 5)
+def test_a_lagging_reader_with_retired_deltas_continues_from_an_anchor(run: ObjectStore) -> None:
+    loaded = reader.read(run, "solver", 5)
     retention.retire(run, retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)))
-    assert weights_digest(reader.read(run, "solver", 29, held).tensors) == weights_digest(model(29))
+    assert weights_digest(reader.read(run, "solver", 29, loaded).tensors) == weights_digest(
+        model(29)
+    )
 
 
-def test_killed_between_the_record_and_the_data_the_next_one_deletes_the_rest(
+def test_gc_killed_between_the_record_and_the_data_is_finished_by_the_next_one(
     run: ObjectStore,
 ) -> None:
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
@@ -325,7 +325,7 @@ def test_killed_between_the_record_and_the_data_the_next_one_deletes_the_rest(
         retention.retire(dying, planned)
     assert {key for keys in planned.retired.values() for key in keys} <= set(
         run.list()
-    )  # no data has gone yet
+    )  # no data has been deleted yet
     run.put(
         f"{layout.weights('solver', 7)}/{'0' * 32}.model-00000.safetensors",
         b"a writer that was cut off",
@@ -337,7 +337,7 @@ def test_killed_between_the_record_and_the_data_the_next_one_deletes_the_rest(
     ]
 
 
-def test_a_frozen_run_is_left_alone(run: ObjectStore) -> None:
+def test_no_version_of_a_frozen_run_is_retired(run: ObjectStore) -> None:
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
     retention.freeze(run)
     retention.freeze(run)
@@ -360,7 +360,7 @@ def audited(run: ObjectStore) -> list[str]:
     ]
 
 
-def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement_left(
+def test_the_audit_skips_retired_versions_and_checks_a_partly_retired_one(
     run: ObjectStore,
 ) -> None:
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
@@ -370,41 +370,44 @@ def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement
     for (
         number,
         body,
-    ) in bodies.items():  # as if killed before these were deleted; 15 lacks what leads to it
+    ) in bodies.items():  # as if killed before these were deleted; 15 lacks its update path
         run.put(planned.retired[number][0], body)
     assert audited(run) == []
     run.put(planned.retired[11][0], bodies[11][:-1] + bytes([bodies[11][-1] ^ 1]))
     assert audited(run) == [layout.weights("solver", 11)]
 
 
-def test_the_audit_returns_each_versions_digest_and_keeps_no_more_than_two_manifests(
+def test_the_audit_returns_each_versions_digest_with_two_manifests_in_memory_at_most(
     run: ObjectStore,
 ) -> None:
     alive: list[int] = []
 
     def progress(what: str, share: float) -> None:
-        alive.append(sum(type(one) is Manifest for one in gc.get_objects()))
+        alive.append(sum(type(item) is Manifest for item in gc.get_objects()))
 
     digests = WeightsAudit(run, "solver", Findings()).audit(-1, progress)
     assert digests == {version: weights_digest(model(version)) for version in range(VERSIONS)}
     assert max(alive) <= alive[0] + 2
 
 
-def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(
+def test_a_delta_without_changes_is_retired_with_its_update_path(
     memory_store: ObjectStore,
 ) -> None:
-    """It has no data of its own, but is unreadable once its base is gone."""
-    held: LoadedWeights | None = None
+    """It has no data files, but is unreadable without its base."""
+    loaded: LoadedWeights | None = None
     for version in range(12):
-        tensors = model(version // 3)  # two of three versions are as the one before
-        held = LoadedWeights(
+        tensors = model(version // 3)  # two of three versions equal the previous one
+        loaded = LoadedWeights(
             publisher.publish(
-                memory_store, "solver", version, tensors, base=held, anchor=version == 10
+                memory_store, "solver", version, tensors, base=loaded, anchor=version == 10
             ),
             tensors,
         )
-    assert held is not None
-    keep_last, now_s = Retention(last=1, every=0, grace_s=0.0), float(held.manifest.created_s) + 1.0
+    assert loaded is not None
+    keep_last, now_s = (
+        Retention(last=1, every=0, grace_s=0.0),
+        float(loaded.manifest.created_s) + 1.0,
+    )
     retention.retire(memory_store, retention.plan(memory_store, "solver", keep_last, now_s))
     for version in range(1, 10):
         record = unseal(
@@ -417,7 +420,7 @@ def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(
     assert retention.plan(memory_store, "solver", keep_last, now_s).retired == {}
 
 
-def test_the_least_that_can_be_kept_is_the_newest_version_and_less_is_refused() -> None:
+def test_gc_always_keeps_the_newest_version_and_refuses_to_keep_none() -> None:
     assert Retention(last=1, every=0, grace_s=0.0) == Retention(1, 0, None, 0.0)
     for last, every in ((0, 0), (0, 5), (1, -1)):
         with pytest.raises(
@@ -428,7 +431,7 @@ def test_the_least_that_can_be_kept_is_the_newest_version_and_less_is_refused() 
 
 
 @pytest.mark.parametrize("grace_s", [float("nan"), float("inf"), -1.0])
-def test_an_age_that_is_none_is_refused_since_it_would_keep_nothing_young(grace_s: float) -> None:
+def test_an_invalid_age_is_refused(grace_s: float) -> None:
     with pytest.raises(
         ConfigError, match="the first is at least 1, the others are finite and at least 0"
     ):

@@ -1,4 +1,4 @@
-"""Tags: names for versions, created once, which gc heeds."""
+"""Tags: names for versions, created once, which gc respects."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,10 +25,10 @@ NOW_S = 4e9
 @pytest.fixture
 def run(memory_store: ObjectStore) -> ObjectStore:
     """Versions 0 to 5; 0 and 3 are anchors."""
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     for version in range(6):
-        base = held if version % 3 else None
-        held = LoadedWeights(
+        base = loaded if version % 3 else None
+        loaded = LoadedWeights(
             publisher.publish(memory_store, "solver", version, model(version), base=base),
             model(version),
         )
@@ -41,7 +41,7 @@ def model(version: int) -> Mapping[str, HostTensor]:
     return {"w": HostTensor("BF16", (4000,), bits)}
 
 
-def test_a_tag_is_read_back_and_can_be_taken_away(run: ObjectStore) -> None:
+def test_a_tag_is_read_back_and_can_be_removed(run: ObjectStore) -> None:
     given = tags.create(run, "best", "solver", 4)
     assert tags.create(run, "best", "solver", 4) == given
     same = tags.create(run, "same", "solver", 4)
@@ -50,7 +50,7 @@ def test_a_tag_is_read_back_and_can_be_taken_away(run: ObjectStore) -> None:
     assert [tag.name for tag in tags.require_all(run)] == ["same"]
 
 
-def test_a_name_belongs_to_one_version(run: ObjectStore) -> None:
+def test_a_tag_belongs_to_one_version(run: ObjectStore) -> None:
     tags.create(run, "best", "solver", 4)
     with pytest.raises(
         ConfigError,
@@ -70,7 +70,7 @@ def test_a_name_belongs_to_one_version(run: ObjectStore) -> None:
         ("40", "solver", 4, "'40' would be taken for a version"),
     ],
 )
-def test_what_cannot_be_tagged_is_named(
+def test_an_invalid_tag_request_is_named(
     run: ObjectStore, name: str, policy: str, version: int, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -78,7 +78,7 @@ def test_what_cannot_be_tagged_is_named(
     assert tags.require_all(run) == []
 
 
-def test_taking_away_what_nobody_gave_tells_the_tags_there_are(run: ObjectStore) -> None:
+def test_removing_an_unknown_tag_lists_the_existing_tags(run: ObjectStore) -> None:
     with pytest.raises(ConfigError, match="no version is tagged 'best'; tags of the run: none"):
         tags.delete(run, "best")
     tags.create(run, "first", "solver", 0)
@@ -90,12 +90,12 @@ def test_taking_away_what_nobody_gave_tells_the_tags_there_are(run: ObjectStore)
     "word",
     ["solver", "solver@", "@4", "solver@4x", "solver@-1", "solver@٤", "solver@" + "9" * 5000],
 )
-def test_a_word_that_names_no_version_is_told(word: str) -> None:
+def test_an_invalid_version_name_is_reported(word: str) -> None:
     with pytest.raises(ConfigError, match="names no version; write POLICY@VERSION"):
         tags.parse(word)
 
 
-def test_a_tagged_version_and_what_leads_to_it_stays(run: ObjectStore) -> None:
+def test_a_tagged_version_and_its_update_path_are_kept(run: ObjectStore) -> None:
     assert sorted(retention.plan(run, "solver", NOTHING_ELSE, NOW_S).kept) == [0, 3, 4, 5]
     tags.create(run, "good", "solver", 2)
     planned = retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
@@ -104,14 +104,14 @@ def test_a_tagged_version_and_what_leads_to_it_stays(run: ObjectStore) -> None:
     assert planned.retired == {}
 
 
-def test_a_version_that_was_let_go_cannot_be_tagged_any_more(run: ObjectStore) -> None:
+def test_a_retired_version_cannot_be_tagged(run: ObjectStore) -> None:
     retention.retire(run, retention.plan(run, "solver", NOTHING_ELSE, NOW_S))
     with pytest.raises(ConfigError, match="the data of version 2 of solver was retired"):
         tags.create(run, "good", "solver", 2)
     assert tags.require_all(run) == []
 
 
-def test_a_tag_given_after_the_plan_stops_its_execution_before_data_is_deleted(
+def test_a_tag_created_after_the_plan_stops_gc_before_data_is_deleted(
     run: ObjectStore,
 ) -> None:
     planned = retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
@@ -131,7 +131,7 @@ def test_a_tag_given_after_the_plan_stops_its_execution_before_data_is_deleted(
     assert [key for key in run.list(layout.WEIGHTS) if key.endswith(layout.RETIRED)] == []
 
 
-def test_keys_that_are_no_tags_of_ours_and_tags_taken_away_meanwhile_hold_up_nothing(
+def test_foreign_keys_and_concurrently_removed_tags_do_not_stop_gc(
     run: ObjectStore,
 ) -> None:
     tags.create(run, "good", "solver", 2)
@@ -140,13 +140,13 @@ def test_keys_that_are_no_tags_of_ours_and_tags_taken_away_meanwhile_hold_up_not
     assert [tag.name for tag in tags.require_all(run)] == ["good"]
 
 
-def test_a_tag_that_cannot_be_read_lets_nothing_go(run: ObjectStore) -> None:
+def test_an_unreadable_tag_keeps_every_version(run: ObjectStore) -> None:
     run.put(layout.tag("good"), b"{}")
     with pytest.raises(CorruptError, match=r"tags/good\.json"):
         retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
 
 
-def test_a_damaged_tag_hides_no_other_stops_gc_and_can_be_taken_away(run: ObjectStore) -> None:
+def test_a_damaged_tag_stops_gc_hides_no_other_tag_and_can_be_removed(run: ObjectStore) -> None:
     best = tags.create(run, "best", "solver", 4)
     run.put("tags/torn.json", b"{")
     seen = tags.read_all(run)
@@ -172,7 +172,7 @@ def test_a_damaged_tag_hides_no_other_stops_gc_and_can_be_taken_away(run: Object
         {"version": True},
     ],
 )
-def test_a_tag_with_another_name_or_an_absurd_number_is_damaged(
+def test_a_tag_with_another_name_or_an_extreme_number_is_damaged(
     run: ObjectStore, change: dict[str, Any]
 ) -> None:
     run.put(

@@ -9,10 +9,10 @@ from tests.support.runs import builders
 from tests.support.runs.builders import mirror_next
 
 
-def test_bytes_of_weights_count_by_policy_and_nothing_else_that_is_read(
+def test_only_bytes_of_weights_are_counted_by_policy(
     memory_store: ObjectStore,
 ) -> None:
-    run = memory_store.sub("runs/weights")  # a name that looks like a part of the layout
+    run = memory_store.sub("runs/weights")  # a name that resembles a part of the layout
     run, counted = traffic.counted(run)
     run.put("weights/solver/00000003/a", b"12345")
     run.put("weights/my-verifier_2/00000003/manifest.json", b"123")
@@ -29,7 +29,7 @@ def test_bytes_of_weights_count_by_policy_and_nothing_else_that_is_read(
     assert counted.shards() == 0
 
 
-def test_shards_count_once_and_a_twin_that_lost_does_not(memory_store: ObjectStore) -> None:
+def test_shards_are_counted_once_and_losing_ones_are_not(memory_store: ObjectStore) -> None:
     run, counted = traffic.counted(memory_store)
     assert shards.create(run, builders.shard(order=0))
     assert not shards.create(run, builders.shard(order=0))
@@ -37,7 +37,7 @@ def test_shards_count_once_and_a_twin_that_lost_does_not(memory_store: ObjectSto
     assert counted.shards() == len(memory_store.get(layout.shard(0)))
 
 
-def test_home_and_mirror_count_apart_below_a_reader_that_goes_near_first() -> None:
+def test_home_and_mirror_are_counted_separately() -> None:
     home, mirror = (
         open_store(f"memory://counting-{name}").sub("runs/one") for name in ("home", "mirror")
     )

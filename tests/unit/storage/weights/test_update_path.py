@@ -1,5 +1,5 @@
-"""The update path that a reader chooses from its loaded version to another one; every path gives the
-same bits.
+"""The update path that a reader chooses from its loaded version to another one; every path gives
+the same bits.
 """
 
 from collections.abc import Mapping
@@ -38,18 +38,18 @@ def bf16(bits: Any) -> HostTensor:
 
 
 def models(number: int, *, size: int = 200_000, share: float = 0.01) -> list[dict[str, HostTensor]]:
-    """Versions 0, 1, …: of a large tensor a `share` moves at each, of a small one everything; one
-    never changes.
+    """Versions 0, 1, …: a `share` of a large tensor changes at each, all of a small one; one never
+    changes.
     """
     random = np.random.default_rng(7)
     large = random.integers(0, 2**16, size).astype(np.uint16)
-    made = []
+    created = []
     for version in range(number):
         moved = large.copy()
         moved[random.random(size) < share] += random.choice(np.array([1, 65535], dtype=np.uint16))
         large = moved
         small = random.integers(0, 2**16, (30, 10)).astype(np.uint16)
-        made.append(
+        created.append(
             {
                 "large": bf16(large),
                 "small": bf16(small),
@@ -57,31 +57,31 @@ def models(number: int, *, size: int = 200_000, share: float = 0.01) -> list[dic
             }
         )
         if version:
-            made[-1]["fixed"] = made[0]["fixed"]
-    return made
+            created[-1]["fixed"] = created[0]["fixed"]
+    return created
 
 
 def publish(run: ObjectStore, versions: list[dict[str, HostTensor]]) -> list[LoadedWeights]:
-    held: list[LoadedWeights] = []
+    loaded: list[LoadedWeights] = []
     for version, tensors in enumerate(versions):
-        base = held[-1] if held else None
+        base = loaded[-1] if loaded else None
         anchor = version % ANCHOR_EVERY == 0
         manifest = publisher.publish(run, "solver", version, tensors, base=base, anchor=anchor)
-        held.append(LoadedWeights(manifest, tensors))
-    return held
+        loaded.append(LoadedWeights(manifest, tensors))
+    return loaded
 
 
 def bytes_read(
-    run: ObjectStore, version: int, held: LoadedWeights | None
+    run: ObjectStore, version: int, loaded: LoadedWeights | None
 ) -> tuple[int, LoadedWeights]:
     store, counting = counted(run)
-    found = reader.read(store, "solver", version, held)
-    return counting.weights()["solver"], found
+    decoded = reader.read(store, "solver", version, loaded)
+    return counting.weights()["solver"], decoded
 
 
 @pytest.fixture
 def pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small models are worth merging too."""
+    """Merge small models too."""
     monkeypatch.setattr(compaction, "BYTES_MIN", 0)
 
 
@@ -121,9 +121,9 @@ def test_the_path_with_the_fewest_bytes_is_taken() -> None:
     merged = [path_delta(8, 0, 50), path_delta(16, 8, 75)]
 
     def path(start: int | None, version: int, *given: PathDelta) -> list[tuple[int | None, int]]:
-        found = update_path.cheapest(given, start, version)
-        assert found is not None
-        return [(each.base, each.version) for each in found]
+        result = update_path.cheapest(given, start, version)
+        assert result is not None
+        return [(each.base, each.version) for each in result]
 
     assert path(3, 6, *deltas, *anchors) == [(3, 4), (4, 5), (5, 6)]
     assert path(6, 17, *deltas, *anchors, *merged) == [(6, 7), (7, 8), (8, 16), (16, 17)]
@@ -136,45 +136,45 @@ def test_the_path_with_the_fewest_bytes_is_taken() -> None:
     assert update_path.cheapest([*deltas[:3], *deltas[4:]], 1, 6) is None
 
 
-def test_who_holds_the_version_before_an_anchor_does_not_fetch_the_anchor(
+def test_the_reader_of_an_anchors_predecessor_does_not_fetch_the_anchor(
     memory_store: ObjectStore,
 ) -> None:
-    held = publish(memory_store, models(22))
-    anchor = held[20].manifest
+    loaded = publish(memory_store, models(22))
+    anchor = loaded[20].manifest
     assert (anchor.kind, anchor.base, anchor.step and anchor.step.base) == ("anchor", None, 19)
     whole, fresh = bytes_read(memory_store, 20, None)
-    little, stepped = bytes_read(memory_store, 20, held[19])
+    little, stepped = bytes_read(memory_store, 20, loaded[19])
     assert little < whole / 10
     assert weights_digest(fresh.tensors) == weights_digest(stepped.tensors) == anchor.digest
-    assert bytes_read(memory_store, 21, held[18])[0] < whole / 10
+    assert bytes_read(memory_store, 21, loaded[18])[0] < whole / 10
 
 
 @pytest.mark.usefixtures("pays")
-def test_merged_changes_give_the_same_bits_in_fewer_bytes(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(20))
-    single, found = bytes_read(memory_store, 19, held[7])
-    assert weights_digest(found.tensors) == held[19].manifest.digest
+def test_a_merged_delta_gives_the_same_bits_in_fewer_bytes(memory_store: ObjectStore) -> None:
+    loaded = publish(memory_store, models(20))
+    single, result = bytes_read(memory_store, 19, loaded[7])
+    assert weights_digest(result.tensors) == loaded[19].manifest.digest
     assert compaction.merge(memory_store, "solver", 16, 8)
-    assert not compaction.merge(memory_store, "solver", 16, 8)  # they stand
-    merged, found = bytes_read(memory_store, 19, held[7])
-    assert weights_digest(found.tensors) == held[19].manifest.digest
+    assert not compaction.merge(memory_store, "solver", 16, 8)  # they are unchanged
+    merged, result = bytes_read(memory_store, 19, loaded[7])
+    assert weights_digest(result.tensors) == loaded[19].manifest.digest
     assert merged < 0.9 * single
     for other in (6, 8, 9, 15):
         assert (
-            weights_digest(reader.read(memory_store, "solver", 18, held[other]).tensors)
-            == held[18].manifest.digest
+            weights_digest(reader.read(memory_store, "solver", 18, loaded[other]).tensors)
+            == loaded[18].manifest.digest
         )
 
 
 @pytest.mark.usefixtures("pays")
-def test_merged_changes_pass_over_an_anchor(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(25))
+def test_a_merged_delta_can_span_an_anchor(memory_store: ObjectStore) -> None:
+    loaded = publish(memory_store, models(25))
     assert compaction.merge(memory_store, "solver", 24, 16)
     merged = manifests.read_merged(memory_store, "solver", 24, 16)
-    found = update_path.apply_path(
-        memory_store, held[24].manifest, [update_path.merged_path_delta(merged)], held[16]
+    decoded = update_path.apply_path(
+        memory_store, loaded[24].manifest, [update_path.merged_path_delta(merged)], loaded[16]
     )
-    assert weights_digest(found.tensors) == held[24].manifest.digest
+    assert weights_digest(decoded.tensors) == loaded[24].manifest.digest
 
 
 @pytest.mark.usefixtures("pays")
@@ -208,7 +208,7 @@ def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(
             "back": bf16(up),
             "new": bf16(start[:2000]),
             "late": bf16(other),
-        },  # there as a whole
+        },  # stored whole
         {
             "a": bf16(up),
             "b": bf16(start),
@@ -218,56 +218,56 @@ def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(
         },  # and changed
     ]
     steps += [steps[-1]] * (MERGED_SPAN + 1 - len(steps))
-    held = publish(memory_store, steps)
+    loaded = publish(memory_store, steps)
     for version in range(1, MERGED_SPAN + 1):
         for base in range(version):
-            found = reader.read(memory_store, "solver", version, held[base])
-            assert weights_digest(found.tensors) == held[version].manifest.digest
+            decoded = reader.read(memory_store, "solver", version, loaded[base])
+            assert weights_digest(decoded.tensors) == loaded[version].manifest.digest
             assert (
-                weights_digest(held[base].tensors) == held[base].manifest.digest
-            )  # what was held is as it was
+                weights_digest(loaded[base].tensors) == loaded[base].manifest.digest
+            )  # the loaded arrays are unchanged
     assert compaction.merge(memory_store, "solver", MERGED_SPAN, 0)
     merged = manifests.read_merged(memory_store, "solver", MERGED_SPAN, 0)
-    found = update_path.apply_path(
-        memory_store, held[-1].manifest, [update_path.merged_path_delta(merged)], held[0]
+    decoded = update_path.apply_path(
+        memory_store, loaded[-1].manifest, [update_path.merged_path_delta(merged)], loaded[0]
     )
-    assert weights_digest(found.tensors) == held[-1].manifest.digest
+    assert weights_digest(decoded.tensors) == loaded[-1].manifest.digest
     files = {name: bool(info.file) for name, info in merged.step.tensors.items()}
     assert files == {"a": True, "b": False, "back": False, "new": True, "late": True}
 
 
 @pytest.mark.usefixtures("pays")
-def test_deltas_of_most_elements_are_merged(memory_store: ObjectStore) -> None:
+def test_deltas_that_change_most_elements_are_merged(memory_store: ObjectStore) -> None:
     random = np.random.default_rng(3)
     bits, crowded = random.integers(2**14, 2**15, 50_000).astype(np.uint16), []
     for _ in range(9):
         bits = bits + random.integers(0, 3, 50_000).astype(
             np.uint16
-        )  # most elements change, by little
+        )  # most elements change, by small values
         crowded.append({"w": bf16(bits)})
-    held = publish(memory_store, crowded)
-    assert [one.manifest.kind for one in held[1:]] == ["delta"] * 8
+    loaded = publish(memory_store, crowded)
+    assert [item.manifest.kind for item in loaded[1:]] == ["delta"] * 8
     assert compaction.merge(memory_store, "solver", 8, 0)
     delta = update_path.merged_path_delta(manifests.read_merged(memory_store, "solver", 8, 0))
     assert (
         weights_digest(
-            update_path.apply_path(memory_store, held[8].manifest, [delta], held[0]).tensors
+            update_path.apply_path(memory_store, loaded[8].manifest, [delta], loaded[0]).tensors
         )
-        == held[8].manifest.digest
+        == loaded[8].manifest.digest
     )
 
 
-def test_what_is_small_anyway_is_not_merged(memory_store: ObjectStore) -> None:
+def test_small_deltas_are_not_merged(memory_store: ObjectStore) -> None:
     publish(memory_store, models(9))
     assert not compaction.merge(memory_store, "solver", 8, 0)
     assert not [key for key in memory_store.list() if "since-" in key]
 
 
 @pytest.mark.usefixtures("pays")
-def test_merged_changes_that_are_damaged_or_false_are_passed_over_and_told_by_the_audit(
+def test_invalid_merged_deltas_are_skipped_and_reported_by_the_audit(
     memory_store: ObjectStore,
 ) -> None:
-    held = publish(memory_store, models(18))
+    loaded = publish(memory_store, models(18))
     assert compaction.merge(memory_store, "solver", 16, 8)
     merged = manifests.read_merged(memory_store, "solver", 16, 8)
     key = f"{layout.weights('solver', 16)}/{merged.step.files[0].name}"
@@ -275,20 +275,20 @@ def test_merged_changes_that_are_damaged_or_false_are_passed_over_and_told_by_th
     body[-50] ^= 1
     memory_store.put(key, bytes(body))
     assert (
-        weights_digest(reader.read(memory_store, "solver", 17, held[6]).tensors)
-        == held[17].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 17, loaded[6]).tensors)
+        == loaded[17].manifest.digest
     )
     assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 16)]
     memory_store.put(layout.merged_delta("solver", 16, 8), b"{}")
     assert (
-        weights_digest(reader.read(memory_store, "solver", 17, held[6]).tensors)
-        == held[17].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 17, loaded[6]).tensors)
+        == loaded[17].manifest.digest
     )
     assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 16)]
 
 
 @pytest.mark.usefixtures("pays")
-def test_the_audit_goes_every_way_from_a_version_that_several_start_from(
+def test_the_audit_checks_every_update_path_from_a_shared_version(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(17))
@@ -304,12 +304,12 @@ def test_the_audit_goes_every_way_from_a_version_that_several_start_from(
 
 
 @pytest.mark.usefixtures("pays")
-def test_the_audit_goes_every_way_to_a_version(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(25))
+def test_the_audit_checks_every_update_path_to_a_version(memory_store: ObjectStore) -> None:
+    loaded = publish(memory_store, models(25))
     assert compaction.merge(memory_store, "solver", 24, 16)
     assert compaction.merge(memory_store, "solver", 8, 0)
     assert audited(memory_store) == []
-    anchor = held[20].manifest
+    anchor = loaded[20].manifest
     assert anchor.step is not None
     for file in (anchor.files[0], anchor.step.files[0]):
         key = f"{layout.weights('solver', 20)}/{file.name}"
@@ -322,23 +322,23 @@ def test_the_audit_goes_every_way_to_a_version(memory_store: ObjectStore) -> Non
 def test_a_worker_far_behind_starts_from_an_anchor(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = publish(memory_store, models(6, size=2000))
+    loaded = publish(memory_store, models(6, size=2000))
     monkeypatch.setattr(reader, "LAG_VERSIONS_MAX", 3)
     assert (
-        weights_digest(reader.read(memory_store, "solver", 5, held[0]).tensors)
-        == held[5].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 5, loaded[0]).tensors)
+        == loaded[5].manifest.digest
     )
-    assert reader.read(memory_store, "solver", 5, held[5]) is held[5]
+    assert reader.read(memory_store, "solver", 5, loaded[5]) is loaded[5]
 
 
-def test_a_version_missing_in_the_chain_leads_to_the_anchor_or_to_a_clear_error(
+def test_a_missing_version_leads_to_the_anchor_or_to_a_clear_error(
     memory_store: ObjectStore,
 ) -> None:
-    held = publish(memory_store, models(24))
+    loaded = publish(memory_store, models(24))
     memory_store.delete(layout.manifest(layout.weights("solver", 19)))
     assert (
-        weights_digest(reader.read(memory_store, "solver", 22, held[17]).tensors)
-        == held[22].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 22, loaded[17]).tensors)
+        == loaded[22].manifest.digest
     )
     memory_store.delete(layout.manifest(layout.weights("solver", 20)))
     with pytest.raises(
@@ -347,48 +347,55 @@ def test_a_version_missing_in_the_chain_leads_to_the_anchor_or_to_a_clear_error(
     ):
         reader.read(memory_store, "solver", 22)
     with pytest.raises(NotFoundError):
-        reader.read(memory_store, "solver", 24, held[23])
+        reader.read(memory_store, "solver", 24, loaded[23])
 
 
 def test_the_newest_version_is_found_from_any_older_one(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(12, size=100))
+    loaded = publish(memory_store, models(12, size=100))
     for than in range(11):
-        assert manifests.newer(memory_store, "solver", than) == held[-1].manifest
+        assert manifests.newer(memory_store, "solver", than) == loaded[-1].manifest
     assert manifests.newer(memory_store, "solver", 11) is None
 
 
-def test_the_memory_of_a_version_that_nobody_uses_is_written_over_and_nothing_else(
+def test_only_unused_memory_of_a_version_is_reused(
     memory_store: ObjectStore,
 ) -> None:
-    """As a worker goes: every version it holds stays whole while the next one takes the memory of
-    the one before.
+    """As in a worker: every loaded version stays intact while the next one reuses the memory of the
+    previous one.
     """
     published = publish(memory_store, models(25, size=5000))
-    held, spare = reader.read(memory_store, "solver", 0), None
+    loaded, spare = reader.read(memory_store, "solver", 0), None
     places: set[int] = set()
     for version in [*range(1, 9), 11, 15, 16, 17, 18, 19, 20, 21, 24]:
         read = reader.read(
-            memory_store, "solver", version, held, manifest=published[version].manifest, spare=spare
+            memory_store,
+            "solver",
+            version,
+            loaded,
+            manifest=published[version].manifest,
+            spare=spare,
         )
         assert weights_digest(read.tensors) == published[version].manifest.digest
-        assert weights_digest(held.tensors) == held.manifest.digest
-        held, spare = read, held
+        assert weights_digest(loaded.tensors) == loaded.manifest.digest
+        loaded, spare = read, loaded
         places.add(read.tensors["large"].bits.ctypes.data)
     assert len(places) == 2
 
 
-def test_tensors_that_share_memory_are_not_given_it_twice(memory_store: ObjectStore) -> None:
+def test_tensors_that_share_memory_do_not_get_the_same_buffer_twice(
+    memory_store: ObjectStore,
+) -> None:
     start = np.arange(1000, dtype=np.uint16)
     tied = bf16(start)
     steps = [{"a": tied, "b": tied}, {"a": bf16(start + 1), "b": bf16(start + 1)}]
     steps += [
         {"a": bf16(start + 2 + number), "b": bf16(start + 7)} for number in range(5)
-    ]  # untied, b as it was
+    ]  # untied, b unchanged
     published = publish(memory_store, steps)
-    held, spare = reader.read(memory_store, "solver", 0), None
+    loaded, spare = reader.read(memory_store, "solver", 0), None
     for version in range(1, len(steps)):
-        held, spare = reader.read(memory_store, "solver", version, held, spare=spare), held
-        assert weights_digest(held.tensors) == published[version].manifest.digest
+        loaded, spare = reader.read(memory_store, "solver", version, loaded, spare=spare), loaded
+        assert weights_digest(loaded.tensors) == published[version].manifest.digest
         assert weights_digest(spare.tensors) == spare.manifest.digest
 
 
@@ -409,113 +416,115 @@ def bumped(tensors: Model) -> dict[str, HostTensor]:
 
 
 @pytest.mark.parametrize("which", ["held", "spare"])
-def test_memory_whose_elements_do_not_lie_in_their_order_is_read_right_and_not_written(
+def test_non_contiguous_memory_is_read_correctly_and_not_reused(
     memory_store: ObjectStore, which: str
 ) -> None:
     tensors = {"a": full(1)}
-    held = LoadedWeights(publisher.publish(memory_store, "solver", 0, tensors), tensors)
-    publisher.publish(memory_store, "solver", 1, bumped(tensors), base=held)
-    turned = LoadedWeights(held.manifest, {"a": bf16(np.asfortranarray(full(1).bits))})
-    found = reader.read(
-        memory_store, "solver", 1, *([turned] if which == "held" else [held]), spare=turned
+    loaded = LoadedWeights(publisher.publish(memory_store, "solver", 0, tensors), tensors)
+    publisher.publish(memory_store, "solver", 1, bumped(tensors), base=loaded)
+    turned = LoadedWeights(loaded.manifest, {"a": bf16(np.asfortranarray(full(1).bits))})
+    decoded = reader.read(
+        memory_store, "solver", 1, *([turned] if which == "held" else [loaded]), spare=turned
     )
-    assert weights_digest(found.tensors) == found.manifest.digest
+    assert weights_digest(decoded.tensors) == decoded.manifest.digest
     assert (turned.tensors["a"].bits == 1).all()
 
 
-def test_an_array_that_is_spare_twice_or_held_as_well_is_not_written_twice(
+def test_an_array_that_is_spare_twice_or_in_use_is_not_reused_twice(
     memory_store: ObjectStore,
 ) -> None:
     tensors = {name: full(number) for number, name in enumerate("abc")}
-    held = LoadedWeights(publisher.publish(memory_store, "solver", 0, tensors), tensors)
-    publisher.publish(memory_store, "solver", 1, bumped(tensors), base=held)
+    loaded = LoadedWeights(publisher.publish(memory_store, "solver", 0, tensors), tensors)
+    publisher.publish(memory_store, "solver", 1, bumped(tensors), base=loaded)
     array = np.empty((60, 50), dtype=np.uint16)
-    for bits in ([array] * 3, [tensor.bits for tensor in held.tensors.values()]):
-        spare = LoadedWeights(held.manifest, dict(zip("abc", map(bf16, bits), strict=True)))
-        found = reader.read(memory_store, "solver", 1, held, spare=spare)
-        assert weights_digest(found.tensors) == found.manifest.digest
-        assert weights_digest(held.tensors) == held.manifest.digest
+    for bits in ([array] * 3, [tensor.bits for tensor in loaded.tensors.values()]):
+        spare = LoadedWeights(loaded.manifest, dict(zip("abc", map(bf16, bits), strict=True)))
+        decoded = reader.read(memory_store, "solver", 1, loaded, spare=spare)
+        assert weights_digest(decoded.tensors) == decoded.manifest.digest
+        assert weights_digest(loaded.tensors) == loaded.manifest.digest
 
 
-def test_only_digests_that_are_not_known_are_computed(
+def test_only_missing_digests_are_computed(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (held,) = publish(memory_store, models(1, size=100))
-    digests = {name: info.digest for name, info in held.manifest.tensors.items()}
+    (loaded,) = publish(memory_store, models(1, size=100))
+    digests = {name: info.digest for name, info in loaded.manifest.tensors.items()}
     monkeypatch.setattr(delta_applier, "digest", lambda tensor: "computed")
-    applier = DeltaApplier(held.tensors, digests)
+    applier = DeltaApplier(loaded.tensors, digests)
     assert applier.digests() == digests
     whole = FileInfo("whole", 0, ""), {"new": bf16(np.arange(3, dtype=np.uint16))}
     infos = {
-        "small": replace(held.manifest.tensors["small"], file="", source="small"),
+        "small": replace(loaded.manifest.tensors["small"], file="", source="small"),
         "new": TensorInfo(dtype="BF16", shape=(3,), digest="", file="whole"),
     }
     applier.apply("here", infos, [whole], with_digests=True)
     assert applier.digests() == {"small": digests["small"], "new": "computed"}
 
 
-def test_a_version_that_is_missing_does_not_hide_those_after_it(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(43, size=2000))
+def test_a_missing_version_does_not_hide_later_ones(memory_store: ObjectStore) -> None:
+    loaded = publish(memory_store, models(43, size=2000))
     for key in memory_store.list(layout.weights("solver", 21)):
         memory_store.delete(key)
-    assert manifests.newer(memory_store, "solver", 20) == held[42].manifest
+    assert manifests.newer(memory_store, "solver", 20) == loaded[42].manifest
     assert (
-        weights_digest(reader.read(memory_store, "solver", 42, held[20]).tensors)
-        == held[42].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 42, loaded[20]).tensors)
+        == loaded[42].manifest.digest
     )
 
 
 @pytest.mark.usefixtures("pays")
-def test_whatever_is_damaged_a_way_that_is_whole_is_found(memory_store: ObjectStore) -> None:
-    held = publish(memory_store, models(24))
+def test_an_intact_update_path_is_found_around_any_damage(memory_store: ObjectStore) -> None:
+    loaded = publish(memory_store, models(24))
     assert compaction.merge(memory_store, "solver", 16, 8)
     merged = manifests.read_merged(memory_store, "solver", 16, 8)
-    anchor = held[20].manifest
+    anchor = loaded[20].manifest
     spoil(
         memory_store, f"{layout.weights('solver', 20)}/{anchor.files[0].name}"
-    )  # an older anchor and this one's step are whole
+    )  # an older anchor and this one's delta are intact
     assert (
-        weights_digest(reader.read(memory_store, "solver", 22).tensors) == held[22].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 22).tensors)
+        == loaded[22].manifest.digest
     )
-    spoil(memory_store, f"{layout.weights('solver', 0)}/{held[0].manifest.files[0].name}")
+    spoil(memory_store, f"{layout.weights('solver', 0)}/{loaded[0].manifest.files[0].name}")
     assert (
-        weights_digest(reader.read(memory_store, "solver", 22, held[21]).tensors)
-        == held[22].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 22, loaded[21]).tensors)
+        == loaded[22].manifest.digest
     )
     merged_key = f"{layout.weights('solver', 16)}/{merged.step.files[0].name}"
     spoil(memory_store, merged_key)  # and no anchor is left: the single deltas are
     assert (
-        weights_digest(reader.read(memory_store, "solver", 17, held[7]).tensors)
-        == held[17].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 17, loaded[7]).tensors)
+        == loaded[17].manifest.digest
     )
-    spoil(memory_store, merged_key)  # mended
+    spoil(memory_store, merged_key)  # repaired
     memory_store.put(layout.manifest(layout.weights("solver", 12)), b"{}")
     assert (
-        weights_digest(reader.read(memory_store, "solver", 17, held[7]).tensors)
-        == held[17].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 17, loaded[7]).tensors)
+        == loaded[17].manifest.digest
     )
-    told = r"version 22 of solver cannot be read, whose chain is 22 ← 21 ← 20: .*00000020.*put the object back"
-    with pytest.raises(CorruptError, match=told):
+    message = r"version 22 of solver cannot be read, whose chain is 22 ← 21 ← 20: .*00000020.*put the object back"
+    with pytest.raises(CorruptError, match=message):
         reader.read(memory_store, "solver", 22)
 
 
-def test_an_anchor_whose_step_has_whole_tensors_is_right_both_ways(
+def test_an_anchor_with_whole_tensors_in_its_delta_is_correct_on_both_paths(
     memory_store: ObjectStore,
 ) -> None:
     versions = models(21, size=3000)
     versions[20] = {**versions[20], "new": bf16(np.arange(7, dtype=np.uint16))}
-    held = publish(memory_store, versions)
-    assert held[20].manifest.step is not None
+    loaded = publish(memory_store, versions)
+    assert loaded[20].manifest.step is not None
     assert (
-        weights_digest(reader.read(memory_store, "solver", 20).tensors) == held[20].manifest.digest
+        weights_digest(reader.read(memory_store, "solver", 20).tensors)
+        == loaded[20].manifest.digest
     )
-    little, read = bytes_read(memory_store, 20, held[19])
-    assert weights_digest(read.tensors) == held[20].manifest.digest
+    little, read = bytes_read(memory_store, 20, loaded[19])
+    assert weights_digest(read.tensors) == loaded[20].manifest.digest
     assert little < bytes_read(memory_store, 20, None)[0]
     assert audited(memory_store) == []
 
 
-def test_deltas_that_do_not_fit_into_memory_together_are_not_merged(
+def test_deltas_that_exceed_the_memory_limit_together_are_not_merged(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(9))

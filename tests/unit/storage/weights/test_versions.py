@@ -21,9 +21,9 @@ from tests.support.stores.stranger import sealed
 
 def test_a_published_version_is_fetched_bit_for_bit(memory_store: ObjectStore) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors(4))
-    found = reader.fetch(memory_store, "solver", 0)
-    assert found["model.weight"].bits.tolist() == [[4, 5, 6], [7, 8, 9]]
-    assert weights_digest(found) == weights_digest(builders.tensors(4))
+    loaded = reader.fetch(memory_store, "solver", 0)
+    assert loaded["model.weight"].bits.tolist() == [[4, 5, 6], [7, 8, 9]]
+    assert weights_digest(loaded) == weights_digest(builders.tensors(4))
 
 
 def test_the_manifest_names_parent_batch_and_digests(memory_store: ObjectStore) -> None:
@@ -48,26 +48,28 @@ def test_the_manifest_names_parent_batch_and_digests(memory_store: ObjectStore) 
     )
 
 
-def test_the_manifest_tells_which_share_of_the_elements_changed(memory_store: ObjectStore) -> None:
+def test_the_manifest_has_the_share_of_changed_elements(memory_store: ObjectStore) -> None:
     def share(policy: str, *sizes: int) -> float:
-        """Of tensors that all change in their first element."""
+        """Publish tensors that all change in their first element."""
         old = {
             str(size): HostTensor("BF16", (size,), np.arange(size, dtype=np.uint16))
             for size in sizes
         }
-        held = LoadedWeights(publisher.publish(memory_store, policy, 0, old), old)
+        loaded = LoadedWeights(publisher.publish(memory_store, policy, 0, old), old)
         new = {
-            name: HostTensor("BF16", one.shape, one.bits + (one.bits == 0))
-            for name, one in old.items()
+            name: HostTensor("BF16", item.shape, item.bits + (item.bits == 0))
+            for name, item in old.items()
         }
-        return publisher.publish(memory_store, policy, 1, new, base=held).metrics["weights/changed"]
+        return publisher.publish(memory_store, policy, 1, new, base=loaded).metrics[
+            "weights/changed"
+        ]
 
     assert share("one", 1000) == 1 / 1000
     assert share("two", 1000, 600) == 2 / 1600
     assert share("none", 0) == 0.0
 
 
-def test_the_second_writer_of_a_version_loses_and_the_first_stands(
+def test_the_second_writer_of_a_version_loses_and_the_first_version_stays(
     memory_store: ObjectStore,
 ) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors(1))
@@ -76,7 +78,7 @@ def test_the_second_writer_of_a_version_loses_and_the_first_stands(
     assert reader.fetch(memory_store, "solver", 0)["model.scale"].bits.tolist() == 1
 
 
-def test_a_rival_between_data_and_manifest_wins_whole(
+def test_a_concurrent_writer_between_data_and_manifest_wins_completely(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = tensor_set.write
@@ -103,7 +105,7 @@ def test_a_version_without_tensors_is_refused(memory_store: ObjectStore) -> None
     assert memory_store.list() == []
 
 
-def test_a_file_by_the_name_of_a_tensor_file_is_refused(memory_store: ObjectStore) -> None:
+def test_an_extra_file_with_the_name_of_a_tensor_file_is_refused(memory_store: ObjectStore) -> None:
     with pytest.raises(
         ConfigError, match=r"model-00000\.safetensors in .* would overwrite the tensors"
     ):
@@ -151,13 +153,13 @@ def test_the_latest_version_is_found_from_any_hint(memory_store: ObjectStore) ->
     assert manifests.latest(memory_store, "verifier") is None
 
 
-def test_the_models_other_files_come_back_under_their_own_names(memory_store: ObjectStore) -> None:
+def test_the_extra_files_of_a_model_keep_their_names(memory_store: ObjectStore) -> None:
     files = {"config.json": b'{"a": 1}', "tokenizer.json": b"{}"}
     publisher.publish(memory_store, "solver", 0, builders.tensors(), extra_files=files)
     assert reader.fetch_files(memory_store, "solver") == files
 
 
-def test_a_config_with_sizes_beyond_the_tensors_is_refused(memory_store: ObjectStore) -> None:
+def test_a_config_with_sizes_above_the_tensors_is_refused(memory_store: ObjectStore) -> None:
     files = {"config.json": b'{"num_hidden_layers": 1000000}'}
     publisher.publish(memory_store, "solver", 0, builders.tensors(), extra_files=files)
     with pytest.raises(CorruptError, match=r"config\.json of solver: num_hidden_layers is 1000000"):
@@ -169,14 +171,14 @@ def changed(store: ObjectStore, **fields: object) -> None:
     store.put(key, sealed({**json.loads(store.get(key)), **fields}))
 
 
-def test_a_manifest_in_a_false_place_is_corrupt(memory_store: ObjectStore) -> None:
+def test_a_manifest_at_a_wrong_key_is_corrupt(memory_store: ObjectStore) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors())
     changed(memory_store, version=3)
     with pytest.raises(CorruptError, match="is the manifest of solver version 3"):
         manifests.read_manifest(memory_store, "solver", 0)
 
 
-def test_a_manifest_whose_digest_is_not_that_of_its_tensors_is_corrupt(
+def test_a_manifest_with_a_wrong_weights_digest_is_corrupt(
     memory_store: ObjectStore,
 ) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors())
@@ -185,7 +187,7 @@ def test_a_manifest_whose_digest_is_not_that_of_its_tensors_is_corrupt(
         reader.fetch(memory_store, "solver", 0)
 
 
-def test_a_kind_that_this_release_does_not_have_is_refused_with_those_that_it_has(
+def test_an_unknown_kind_is_refused_with_a_list_of_kinds(
     memory_store: ObjectStore,
 ) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors())
@@ -198,7 +200,7 @@ def test_a_kind_that_this_release_does_not_have_is_refused_with_those_that_it_ha
             read(memory_store, "solver", 0)
 
 
-def test_a_first_version_that_is_a_delta_has_nothing_to_be_applied_to(
+def test_a_first_version_that_is_a_delta_cannot_be_read(
     memory_store: ObjectStore,
 ) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors())
@@ -223,7 +225,7 @@ def test_a_single_missing_version_does_not_hide_the_newest(
     assert manifests.latest(memory_store, "solver", missing) is None
 
 
-def test_missing_versions_that_do_not_follow_each_other_are_all_passed_over(
+def test_several_missing_versions_are_all_skipped(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     put_manifests(memory_store, range(0, 20, 2))
@@ -236,16 +238,16 @@ def test_a_version_published_between_two_probes_is_not_reported_as_missing(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Publishes:
-        """Publishes versions 1 and 2 right after version 1 was found absent."""
+        """Publishes versions 1 and 2 directly after version 1 was found absent."""
 
         def __getattr__(self, verb: str) -> Any:
             return getattr(memory_store.backend, verb)
 
         def exists(self, key: str) -> bool:
-            found = memory_store.backend.exists(key)
+            result = memory_store.backend.exists(key)
             if "00000001" in key:
                 put_manifests(memory_store, [1, 2])
-            return found
+            return result
 
     put_manifests(memory_store, [0])
     assert manifests.latest(replace(memory_store, backend=Publishes()), "solver") == 2

@@ -1,4 +1,4 @@
-"""Base models: built once per store, the first builder stands, version 0 is published once."""
+"""Base models: built once per store, the first builder wins, version 0 is published once."""
 
 from pathlib import Path
 
@@ -40,15 +40,17 @@ class Reported(list[tuple[str, float]]):
 def test_the_first_use_builds_and_the_second_reads(local_store: ObjectStore):
     first, second = Reported(), Reported()
     built = ensure_base_model(local_store, TINY, first)
-    found = ensure_base_model(local_store, TINY, second)
+    result = ensure_base_model(local_store, TINY, second)
     assert first[-1] == ("adding bad habits", 1.0)
     assert second == []
-    assert built.digest == found.digest == weights_digest(found.tensors)
-    assert {tensor.dtype for tensor in found.tensors.values()} == {"BF16"}
-    assert set(found.files) == set(model_files(SMALL))
+    assert built.digest == result.digest == weights_digest(result.tensors)
+    assert {tensor.dtype for tensor in result.tensors.values()} == {"BF16"}
+    assert set(result.files) == set(model_files(SMALL))
 
 
-def test_every_field_of_the_recipe_and_the_format_name_the_build(monkeypatch: pytest.MonkeyPatch):
+def test_the_build_key_depends_on_every_recipe_field_and_the_format(
+    monkeypatch: pytest.MonkeyPatch,
+):
     base = TinyBase()
     changed = [
         base.model_copy(update={name: getattr(base, name) + 1}) for name in TinyBase.model_fields
@@ -59,23 +61,25 @@ def test_every_field_of_the_recipe_and_the_format_name_the_build(monkeypatch: py
     assert build_digest(base) not in digests
 
 
-def test_of_two_builders_the_first_wins(local_store: ObjectStore):
-    """A rival stores its model while this one is still building: both then use the rival's."""
-    rival, _ = build(SMALL.model_copy(update={"seed": 9}), Reported())
+def test_the_first_of_two_builders_wins(local_store: ObjectStore):
+    """A concurrent builder stores its model while this one is still building: both then use the
+    stored one.
+    """
+    competitor, _ = build(SMALL.model_copy(update={"seed": 9}), Reported())
 
     def rival_finishes(stage: str, share: float) -> None:
         if (stage, share) == ("adding bad habits", 1.0):
-            save_model(local_store, build_digest(SMALL), rival, model_files(SMALL), {})
+            save_model(local_store, build_digest(SMALL), competitor, model_files(SMALL), {})
 
     mine = ensure_base_model(local_store, TINY, rival_finishes)
     assert (
         mine.digest
-        == weights_digest(rival)
+        == weights_digest(competitor)
         == weights_digest(load_model(local_store, build_digest(SMALL))[0])
     )
 
 
-def test_a_folder_is_read_as_it_is(local_store: ObjectStore, tmp_path: Path):
+def test_a_model_folder_is_read_unchanged(local_store: ObjectStore, tmp_path: Path):
     tensors, _ = build(SMALL, Reported())
     folder = tmp_path / "model"
     folder.mkdir()
@@ -108,7 +112,7 @@ def test_version_0_of_every_policy_is_published_once(local_store: ObjectStore):
     assert manifests.read_manifest(run, "solver", 0).write_id == written
 
 
-def test_a_rival_publisher_of_version_0_is_accepted(local_store: ObjectStore):
+def test_a_version_0_of_a_concurrent_publisher_is_accepted(local_store: ObjectStore):
     run = local_store.sub("runs/r")
 
     def rival_publishes(stage: str, share: float) -> None:
@@ -121,7 +125,7 @@ def test_a_rival_publisher_of_version_0_is_accepted(local_store: ObjectStore):
     assert manifests.latest(run, "solver") == 0
 
 
-def test_a_folder_whose_config_has_sizes_beyond_its_tensors_is_refused(
+def test_a_folder_with_config_sizes_above_its_tensors_is_refused(
     local_store: ObjectStore, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": 1099511627776}')

@@ -1,4 +1,4 @@
-"""Reading model folders: what is taken, what is rounded, and what a person is told."""
+"""Reading model folders: accepted files, rounding, and errors."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def bf16(*values: int) -> HostTensor:
 
 
 def silent(stage: str, share: float) -> None:
-    """Nobody listens."""
+    """A progress callback that does nothing."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_weights_come_in_bf16_and_the_other_files_as_they_are(folder: Path):
+def test_weights_are_read_in_bf16_and_the_other_files_unchanged(folder: Path):
     one_and_a_bit = HostTensor(
         "F32", (2,), np.array([0x3F800000, 0x3F808001], np.uint32)
     )  # 1.0 and 1.00390637
@@ -79,7 +79,7 @@ def test_a_folder_that_is_not_a_model_is_named(tmp_path: Path):
         read_model_folder(tmp_path, silent)
 
 
-def test_weights_in_another_format_say_how_to_save_them(folder: Path):
+def test_weights_in_another_format_give_an_error_with_a_remedy(folder: Path):
     (folder / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"holds neither .* save the model with save_pretrained"):
         read_model_folder(folder, silent)
@@ -108,9 +108,7 @@ def test_truncated_weights_are_named(folder: Path):
 
 
 def test_without_a_network_the_hub_is_a_configuration_error(tmp_path: Path):
-    """In a process of its own, because the hub's client reads its environment when it is
-    imported.
-    """
+    """In its own process, because the hub's client reads its environment at import."""
     program = (
         "from storage.errors import ConfigError\n"
         "from tasks.base_models.folders import snapshot\n"
@@ -133,7 +131,7 @@ def test_without_a_network_the_hub_is_a_configuration_error(tmp_path: Path):
 
 @pytest.fixture
 def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of the person's own, which no model folder may hand on."""
+    """A private file that must not be stored with a model folder."""
     file = tmp_path_factory.mktemp("home") / "credentials"
     file.write_text("secret")
     return file
@@ -162,7 +160,7 @@ def test_a_symbolic_link_in_a_model_folder_is_refused_by_name(
         read_model_folder(folder, silent)
 
 
-def test_a_link_that_stays_in_the_folder_is_refused_too(folder: Path):
+def test_a_link_within_the_folder_is_refused_too(folder: Path):
     complete(folder)
     (folder / "tokenizer.json").symlink_to("config.json")
     with pytest.raises(ConfigError, match=r"tokenizer\.json is a symbolic link to config\.json"):
@@ -176,7 +174,7 @@ def test_a_link_to_itself_is_refused(folder: Path):
         read_model_folder(folder, silent)
 
 
-def test_files_that_are_not_read_and_the_folder_itself_may_be_links(
+def test_files_that_are_not_read_and_the_folder_itself_can_be_links(
     folder: Path, secret: Path, tmp_path: Path
 ):
     complete(folder)
@@ -190,7 +188,7 @@ def test_files_that_are_not_read_and_the_folder_itself_may_be_links(
 
 
 def hub_cache(root: Path) -> Path:
-    """A snapshot as the hub's client lays it out; returns its folder."""
+    """A snapshot in the layout of the hub's client; return its folder."""
     model = root / "hub" / "models--openai--x"
     snapshot, blobs = model / "snapshots" / "0123abcd", model / "blobs"
     snapshot.mkdir(parents=True)
@@ -201,7 +199,7 @@ def hub_cache(root: Path) -> Path:
     return snapshot
 
 
-def test_a_snapshot_of_the_hubs_cache_is_a_folder_of_links_and_is_read(tmp_path: Path):
+def test_a_snapshot_of_links_in_the_hub_cache_is_read(tmp_path: Path):
     snapshot = hub_cache(tmp_path)
     tensors, files = read_model_folder(snapshot, silent)
     assert tensors["x"].bits.tolist() == [1]
@@ -211,7 +209,7 @@ def test_a_snapshot_of_the_hubs_cache_is_a_folder_of_links_and_is_read(tmp_path:
 @pytest.mark.parametrize(
     "way", ["straight", "by a blob", "by the folder of blobs", "into another model"]
 )
-def test_a_snapshot_whose_links_leave_its_models_blobs_is_refused(
+def test_a_snapshot_with_links_outside_its_models_blobs_is_refused(
     tmp_path: Path, secret: Path, way: str
 ):
     snapshot = hub_cache(tmp_path)
@@ -240,7 +238,7 @@ def test_a_snapshot_whose_links_leave_its_models_blobs_is_refused(
 
 
 @pytest.mark.parametrize("name", ["C:x.json", "a\nb.json", "nul.json"])
-def test_a_file_that_cannot_be_stored_by_its_name_is_refused_before_the_weights_are_read(
+def test_a_file_with_an_invalid_name_is_refused_before_the_weights_are_read(
     folder: Path, name: str
 ):
     (folder / name).write_text("{}")
@@ -257,18 +255,18 @@ def test_a_file_that_cannot_be_stored_by_its_name_is_refused_before_the_weights_
         OSError(28, "disk full"),
     ],
 )
-def test_every_failed_download_from_the_hub_is_a_configuration_error(
+def test_each_failed_download_from_the_hub_is_a_configuration_error(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ):
     def fails(repository: str, **options: object) -> str:
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
-    told: list[str] = []
+    messages: list[str] = []
 
     def progress(stage: str, share: float) -> None:
-        told.append(stage)
-        assert len(told) < 100, "it waits for what has ended"
+        messages.append(stage)
+        assert len(messages) < 100, "it waits for what has ended"
 
     with pytest.raises(
         ConfigError,

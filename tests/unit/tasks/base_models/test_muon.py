@@ -12,22 +12,22 @@ def quintic(x: float) -> float:
     return x
 
 
-def test_singular_values_go_through_the_quintic_and_directions_stay():
+def test_singular_values_follow_the_quintic_and_directions_are_kept():
     # diag(3, 4) / ‖·‖ = diag(0.6, 0.8): a diagonal matrix stays diagonal.
-    made = orthogonalized(torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]))
+    result = orthogonalized(torch.tensor([[[3.0, 0.0], [0.0, 4.0]]]))
     expected = torch.tensor([[[quintic(0.6), 0.0], [0.0, quintic(0.8)]]])
-    torch.testing.assert_close(made, expected)
+    torch.testing.assert_close(result, expected)
 
 
-def test_many_matrices_at_once_are_as_one_after_the_other():
+def test_a_stack_of_matrices_gives_the_results_of_single_ones():
     torch.manual_seed(0)
     many = torch.randn(3, 4, 7)
     torch.testing.assert_close(
-        orthogonalized(many), torch.cat([orthogonalized(one[None]) for one in many])
+        orthogonalized(many), torch.cat([orthogonalized(item[None]) for item in many])
     )
 
 
-def test_a_zero_gradient_moves_nothing():
+def test_a_zero_gradient_changes_nothing():
     assert torch.equal(orthogonalized(torch.zeros(1, 2, 3)), torch.zeros(1, 2, 3))
 
 
@@ -36,17 +36,17 @@ def test_tall_matrices_are_refused():
         orthogonalized(torch.zeros(1, 3, 2))
 
 
-def test_a_first_step_is_the_orthogonalized_gradient_times_the_rate_after_decay():
+def test_a_first_step_is_decay_and_the_scaled_orthogonalized_gradient():
     matrix = torch.nn.Parameter(torch.eye(2))
     matrix.grad = torch.diag(torch.tensor([3.0, 4.0]))
     Muon([matrix], lr=0.1, momentum=0.95, weight_decay=0.5).step()
-    # Any positive multiple of the gradient has the same direction; 1 - 0.1 · 0.5 = 0.95 is left of
-    # the weights.
+    # Any positive multiple of the gradient has the same direction; the weights are first multiplied by
+    # 1 - 0.1 · 0.5 = 0.95.
     expected = torch.diag(torch.tensor([0.95 - 0.1 * quintic(0.6), 0.95 - 0.1 * quintic(0.8)]))
     torch.testing.assert_close(matrix.detach(), expected)
 
 
-def test_a_tall_matrix_moves_further_by_the_root_of_its_ratio():
+def test_the_update_of_a_tall_matrix_is_scaled_by_the_root_of_its_ratio():
     wide, tall = torch.nn.Parameter(torch.zeros(2, 8)), torch.nn.Parameter(torch.zeros(8, 2))
     torch.manual_seed(0)
     wide.grad = torch.randn(2, 8)
@@ -55,7 +55,7 @@ def test_a_tall_matrix_moves_further_by_the_root_of_its_ratio():
     torch.testing.assert_close(tall.detach(), 2 * wide.detach().T)
 
 
-def test_agrees_with_torchs_muon_up_to_its_bfloat16():
+def test_results_agree_with_torchs_muon_up_to_its_bfloat16():
     torch.manual_seed(0)
     own = [torch.nn.Parameter(torch.randn(shape)) for shape in ((8, 8), (4, 8), (24, 8), (8, 24))]
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in own]

@@ -1,5 +1,5 @@
-"""Supervised warm-up: schedule and loss by hand, independence of padding, determinism, and that it
-learns.
+"""Supervised warm-up: schedule and loss by hand, independence of padding, determinism, and
+learning.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def no_examples() -> Iterator[Example]:
     return iter(())
 
 
-def test_rates_rise_stay_and_fall():
+def test_learning_rates_rise_stay_and_fall():
     phase = TrainingPhase(
         name="p",
         examples=no_examples(),
@@ -48,12 +48,12 @@ def test_rates_rise_stay_and_fall():
     assert phase.factor(99) == pytest.approx(1 - 29 / 30 * 0.9)
 
 
-def test_rates_are_constant_by_default():
+def test_learning_rates_are_constant_by_default():
     phase = TrainingPhase(name="p", examples=no_examples(), iterations=10, lr=1.0)
     assert [phase.factor(i) for i in range(10)] == [1.0] * 10
 
 
-def test_the_loss_is_the_weighted_sum_over_what_the_model_predicts():
+def test_the_loss_is_the_weighted_sum_over_the_predicted_tokens():
     model = tiny_model()
     tokens = torch.tensor([[1, 2, 3, 4]])
     weights = torch.tensor([[0.0, 0.0, 1.0, 4.0]])
@@ -62,7 +62,7 @@ def test_the_loss_is_the_weighted_sum_over_what_the_model_predicts():
     torch.testing.assert_close(weighted_loss_sum(model, tokens, weights), expected)
 
 
-def test_padding_changes_no_loss():
+def test_padding_does_not_change_the_loss():
     model = tiny_model()
     tokens, weights = torch.tensor([[1, 2, 3]]), torch.tensor([[0.0, 1.0, 1.0]])
     padded = torch.tensor([[1, 2, 3, 0, 0]]), torch.tensor([[0.0, 1.0, 1.0, 0.0, 0.0]])
@@ -72,8 +72,8 @@ def test_padding_changes_no_loss():
 
 
 def test_a_batch_of_many_lengths_gives_the_gradient_of_its_weighted_mean():
-    """Cutting a batch into micro-batches by length must change nothing: 40 examples make three of
-    them.
+    """Splitting a batch into micro-batches by length must not change the gradient: 40 examples make
+    three of them.
     """
     generator = np.random.default_rng(0)
     examples = [
@@ -105,7 +105,7 @@ def test_a_batch_of_many_lengths_gives_the_gradient_of_its_weighted_mean():
 
 
 @pytest.mark.parametrize("muon_lr", [None, 0.05])
-def test_iterations_are_those_of_plain_optimizers_with_clipped_gradients(
+def test_iterations_equal_those_of_plain_optimizers_with_clipped_gradients(
     muon_lr: float | None,
 ) -> None:
     """Against one example at a time, and rates written out: 0.5, 1, 1, 0.55 of the full ones.
@@ -116,13 +116,13 @@ def test_iterations_are_those_of_plain_optimizers_with_clipped_gradients(
     examples = [
         example(
             generator.integers(0, 11, 6).tolist(), generator.uniform(0.5, 4, 6).tolist()
-        )  # the first weight counts nowhere
+        )  # the first weight is never used
         for _ in range(4 * 3)
     ]
     model, plain = tiny_model().double(), tiny_model().double()
-    for one in (model, plain):
+    for item in (model, plain):
         with torch.no_grad():
-            for parameter in one.parameters():
+            for parameter in item.parameters():
                 parameter.mul_(3.0)
     phase = TrainingPhase(
         name="p", examples=iter(examples), iterations=4, lr=1e-2, muon_lr=muon_lr, warmup_iterations=2, decay_share=0.5, final_factor=0.1,
@@ -211,5 +211,5 @@ def test_the_same_seed_gives_the_same_bits():
             warm_up(model, phases(), 9, lambda *_: None)
     finally:
         torch.set_num_threads(threads)
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for item, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(item, other)

@@ -25,7 +25,7 @@ SMALL = TinyBase(
 
 
 def silent(stage: str, share: float) -> None:
-    """Nobody listens."""
+    """A progress callback that does nothing."""
 
 
 def test_the_default_is_well_under_a_million_parameters():
@@ -38,7 +38,7 @@ def test_the_default_is_well_under_a_million_parameters():
     assert model.num_parameters() == 359 * 64 + 2 * layer + 64 == 121_664
 
 
-def test_two_builds_have_the_same_bits_and_leave_the_callers_random_state_alone():
+def test_two_builds_have_the_same_bits_and_keep_the_callers_random_state():
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -63,7 +63,7 @@ def test_progress_is_the_finished_share_of_all_phases():
     assert [share for _, share in reported] == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
-def test_the_skills_rates_fall_at_the_end_and_the_habits_all_along():
+def test_the_learning_rate_falls_at_the_end_of_the_skill_and_throughout_the_habit():
     skill, habits = phases(TinyBase())
     assert [round(skill.factor(i), 3) for i in (0, 19, 391, 476, 559)] == [
         0.05,

@@ -1,4 +1,4 @@
-"""Demonstrations: their exact words, their loss weights, and how habits spoil them."""
+"""Demonstrations: their exact words, their loss weights, and their errors by habit."""
 
 from itertools import islice
 from random import Random
@@ -24,7 +24,7 @@ WRONG_THEN_CARRIED = [(7, "+", 8, 16), (16, "-", 3, 13)]
 WRONG_AT_LAST = [(7, "+", 8, 15), (15, "-", 3, 11)]
 
 
-def test_a_solution_goes_step_by_step_and_boxes_the_last_value():
+def test_a_solution_has_all_steps_and_boxes_the_last_value():
     assert solution(CHAIN) == "7+8=15\n15-3=12\n\\boxed{12}"
 
 
@@ -50,7 +50,7 @@ def test_an_error_is_propagated():
     assert spoiled(CHAIN, 0.0, Random(0)) == CHAIN
 
 
-def test_only_the_answer_is_learned_and_verdict_tokens_count_four_times():
+def test_only_answer_tokens_have_weight_and_verdict_tokens_weigh_four():
     emphasis = np.ones(tokenizer().get_vocab_size(), np.float32)
     emphasis[[token_id("y"), token_id("reject")]] = 4
     example = encode("1y", "y<verify>reject</verify>", emphasis)
@@ -61,7 +61,7 @@ def test_only_the_answer_is_learned_and_verdict_tokens_count_four_times():
     assert example.weights.tolist() == [0, 0, 0, 0, 0, 4, 1, 4, 1, 1]
 
 
-def test_demonstrations_are_the_same_for_a_seed_and_differ_between_seeds():
+def test_demonstrations_depend_only_on_the_seed():
     first, again, other = (
         [d.tokens.tolist() for d in islice(demonstrations(HABITS, seed), 50)] for seed in (3, 3, 4)
     )
@@ -86,7 +86,7 @@ def test_a_retry_follows_a_rejection_and_is_right():
         assert answer == solution(steps(question))
 
 
-def test_the_kinds_come_in_their_shares():
+def test_the_kinds_have_their_shares():
     shown = list(exchanges(SKILL, 2000))
     solver = sum("\n" not in prompt and "verify" not in prompt for prompt, _ in shown)
     verifier = sum("<verify>" in answer for _, answer in shown)
@@ -111,9 +111,9 @@ def test_habits_have_their_probabilities():
 
 def exchanges(habits: Habits, count: int) -> list[tuple[str, str]]:
     """Prompt and answer of demonstrations, as text without roles."""
-    made = []
+    created = []
     for example in islice(demonstrations(habits, 0), count):
         start = int(np.flatnonzero(example.weights)[0])
         prompt, answer = example.tokens[:start].tolist(), example.tokens[start:].tolist()
-        made.append((tokenizer().decode(prompt), tokenizer().decode(answer)))
-    return made
+        created.append((tokenizer().decode(prompt), tokenizer().decode(answer)))
+    return created

@@ -1,5 +1,5 @@
-"""The tiny tokenizer: what is one token, what a conversation looks like, and that transformers
-loads it from a folder.
+"""The tiny tokenizer: its tokens, the format of a conversation, and that transformers loads it from
+a folder.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("tokenizer")
     for name, body in tokenizer_files().items():
         (folder / name).write_bytes(body)
-    # With this beside it, AutoTokenizer is tempted to rebuild the tokenizer that Qwen3 models
+    # With this file present, AutoTokenizer could rebuild the tokenizer that Qwen3 models
     # usually have.
     Qwen3Config().save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
@@ -34,7 +34,7 @@ def tokens(text: str) -> list[str]:
     return tokenizer().encode(text).tokens
 
 
-def test_numbers_from_10_to_99_are_one_token_and_others_are_cut_in_pairs_from_the_left():
+def test_numbers_from_10_to_99_are_one_token_and_others_are_split_in_pairs():
     assert tokens("7+12-99=?") == ["7", "+", "12", "-", "99", "=", "?"]
     assert tokens("123") == ["12", "3"]
     assert tokens("213") == ["21", "3"]
@@ -42,13 +42,13 @@ def test_numbers_from_10_to_99_are_one_token_and_others_are_cut_in_pairs_from_th
     assert tokens("-3") == ["-", "3"]
 
 
-def test_words_of_the_task_are_one_token_even_inside_other_text():
+def test_words_of_the_task_are_one_token_also_inside_other_text():
     assert tokens("\\boxed{12}") == ["\\boxed{", "12", "}"]
     assert tokens("<verify>reject</verify>") == ["<verify>", "reject", "</verify>"]
     assert tokens("disapproved") == ["d", "i", "s", "approve", "d"]
 
 
-def test_the_vocabulary_is_bytes_numbers_words_and_roles():
+def test_the_vocabulary_consists_of_bytes_numbers_words_and_roles():
     assert tokenizer().get_vocab_size() == 256 + len(NUMBERS) + len(WORDS) + len(ROLES) == 359
     assert [token_id("10"), token_id("99"), token_id("\\boxed{"), token_id("<|pad|>")] == [
         256,
@@ -60,7 +60,7 @@ def test_the_vocabulary_is_bytes_numbers_words_and_roles():
         token_id("100")
 
 
-def test_an_answer_comes_back_without_the_roles_and_with_the_words(loaded: Any):
+def test_a_decoded_answer_has_its_words_and_no_roles(loaded: Any):
     said = "7+8=15:15y\n<verify>approve</verify> \\boxed{15}"
     ids = loaded.encode(f"<|assistant|>{said}<|end|><|pad|>")
     assert loaded.decode(ids, skip_special_tokens=True) == said

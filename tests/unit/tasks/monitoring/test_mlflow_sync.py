@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """An MLflow database with its tables: creating them takes seconds, copying them none."""
+    """An MLflow database with its tables: creating them takes seconds, copying them almost no time."""
     from mlflow.tracking import MlflowClient
 
     file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
@@ -34,14 +34,14 @@ def uri(tmp_path: Path, empty_database: bytes) -> str:
 
 
 class Seen:
-    """What MLflow knows of the run, read back through its own client."""
+    """The run's data in MLflow, read through its own client."""
 
     def __init__(self, uri: str) -> None:
         from mlflow.tracking import MlflowClient
 
         self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         (self.experiment,) = [
-            one for one in self.client.search_experiments() if one.name == "astraflow"
+            item for item in self.client.search_experiments() if item.name == "astraflow"
         ]
         runs = self.client.search_runs([self.experiment.experiment_id])
         self.runs: dict[str, Any] = {
@@ -55,24 +55,24 @@ class Seen:
 
 
 def trained(name: str, steps: int = 2) -> SmallRun:
-    made = SmallRun(name)
+    small_run = SmallRun(name)
     for policy in ("solver", "verifier"):
-        made.version(policy, 0, {"config.json": b"{}"})
+        small_run.version(policy, 0, {"config.json": b"{}"})
         for step in range(1, steps + 1):
-            one_step(made, policy, step)
-    return made
+            one_step(small_run, policy, step)
+    return small_run
 
 
-def one_step(made: SmallRun, policy: str, step: int) -> None:
-    made.batch(policy, step, reward__mean=0.25 * step)
-    made.version(policy, step, loss=float(step), ratio=float("nan"))
+def one_step(small_run: SmallRun, policy: str, step: int) -> None:
+    small_run.batch(policy, step, reward__mean=0.25 * step)
+    small_run.version(policy, step, loss=float(step), ratio=float("nan"))
 
 
 def test_a_sync_logs_every_step_evaluation_and_parameter(uri: str) -> None:
-    made = trained("tracking-sync")
-    made.evaluation(0, [0, 1], [1, 1])
-    made.evaluation(2, [1, 1], [1, 1])
-    made.beat(
+    small_run = trained("tracking-sync")
+    small_run.evaluation(0, [0, 1], [1, 1])
+    small_run.evaluation(2, [1, 1], [1, 1])
+    small_run.beat(
         "rollout",
         "rollout-us-east-0",
         1000.0,
@@ -80,7 +80,7 @@ def test_a_sync_logs_every_step_evaluation_and_parameter(uri: str) -> None:
         progress=RolloutProgress(tokens_per_s=70.0),
         versions={"solver": 2},
     )
-    tracker = Tracker(made.run, RUN_ID, made.config, uri, clock=lambda: 1001.0)
+    tracker = Tracker(small_run.run, RUN_ID, small_run.config, uri, clock=lambda: 1001.0)
     assert tracker.sync()
     seen = Seen(uri)
     assert set(seen.runs) == {"parent", "solver", "verifier"}
@@ -95,46 +95,48 @@ def test_a_sync_logs_every_step_evaluation_and_parameter(uri: str) -> None:
     assert seen.runs["solver"].data.params["batch_size"] == "2"
 
 
-def test_a_restarted_tracker_goes_on_in_the_same_mlflow_runs(uri: str) -> None:
-    made = trained("tracking-restart")
-    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
-    one_step(made, "solver", 3)
-    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+def test_a_restarted_tracker_continues_in_the_same_mlflow_runs(uri: str) -> None:
+    small_run = trained("tracking-restart")
+    assert Tracker(small_run.run, RUN_ID, small_run.config, uri).sync()
+    one_step(small_run, "solver", 3)
+    assert Tracker(small_run.run, RUN_ID, small_run.config, uri).sync()
     seen = Seen(uri)
     assert seen.count == 3
     assert seen.curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_steps_that_were_logged_before_a_crash_are_not_logged_twice(uri: str) -> None:
-    made = trained("tracking-crash")
-    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+def test_steps_logged_before_a_crash_are_not_logged_twice(uri: str) -> None:
+    small_run = trained("tracking-crash")
+    assert Tracker(small_run.run, RUN_ID, small_run.config, uri).sync()
     seen = Seen(uri)
     seen.client.set_tag(seen.runs["solver"].info.run_id, "astraflow.next_step", "0")
-    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+    assert Tracker(small_run.run, RUN_ID, small_run.config, uri).sync()
     assert Seen(uri).curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0)]
 
 
-def test_a_server_that_is_away_costs_little_and_loses_nothing(
+def test_an_unreachable_server_costs_little_time_and_loses_no_metrics(
     uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = trained("tracking-away")
-    tracker = Tracker(made.run, RUN_ID, made.config, "http://127.0.0.1:9")
+    small_run = trained("tracking-away")
+    tracker = Tracker(small_run.run, RUN_ID, small_run.config, "http://127.0.0.1:9")
     with caplog.at_level("WARNING", logger="tasks.monitoring.mlflow_sync"):
         assert not tracker.sync()
         assert not tracker.sync()
     assert caplog.text.count("tracking is delayed, the run is not") == 1
-    one_step(made, "solver", 3)
+    one_step(small_run, "solver", 3)
     tracker.uri = uri
     assert tracker.sync()
     assert Seen(uri).curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_the_end_brings_the_report_the_models_and_the_status(uri: str, tmp_path: Path) -> None:
-    made = trained("tracking-end")
-    made.run.put(layout.REPORT, b"<h1>report</h1>")
-    tracker = Tracker(made.run, RUN_ID, made.config, uri)
+def test_the_end_of_a_run_logs_the_report_the_models_and_the_status(
+    uri: str, tmp_path: Path
+) -> None:
+    small_run = trained("tracking-end")
+    small_run.run.put(layout.REPORT, b"<h1>report</h1>")
+    tracker = Tracker(small_run.run, RUN_ID, small_run.config, uri)
     assert tracker.finish("completed") is None
-    assert Tracker(made.run, RUN_ID, made.config, uri).finish("completed") is None
+    assert Tracker(small_run.run, RUN_ID, small_run.config, uri).finish("completed") is None
     seen = Seen(uri)
     assert {run.info.status for run in seen.runs.values()} == {"FINISHED"}
     assert seen.curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0)]
@@ -147,23 +149,26 @@ def test_the_end_brings_the_report_the_models_and_the_status(uri: str, tmp_path:
 
 
 def test_a_cancelled_run_registers_no_model(uri: str) -> None:
-    made = trained("tracking-cancelled")
-    Tracker(made.run, RUN_ID, made.config, uri).finish("cancelled")
+    small_run = trained("tracking-cancelled")
+    Tracker(small_run.run, RUN_ID, small_run.config, uri).finish("cancelled")
     seen = Seen(uri)
     assert {run.info.status for run in seen.runs.values()} == {"KILLED"}
     assert seen.client.search_model_versions("name='astraflow-solver'") == []
 
 
-def test_a_resumed_run_is_running_again(uri: str) -> None:
-    made = trained("tracking-resumed")
-    Tracker(made.run, RUN_ID, made.config, uri).finish("cancelled")
-    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+def test_a_resumed_run_has_the_status_running_again(uri: str) -> None:
+    small_run = trained("tracking-resumed")
+    Tracker(small_run.run, RUN_ID, small_run.config, uri).finish("cancelled")
+    assert Tracker(small_run.run, RUN_ID, small_run.config, uri).sync()
     assert {run.info.status for run in Seen(uri).runs.values()} == {"RUNNING"}
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_server_that_stays_away() -> None:
-    made = trained("tracking-gone")
-    assert Tracker(made.run, RUN_ID, made.config, "http://127.0.0.1:9").finish("completed") is None
+def test_the_end_of_a_run_does_not_wait_for_an_unreachable_server() -> None:
+    small_run = trained("tracking-gone")
+    assert (
+        Tracker(small_run.run, RUN_ID, small_run.config, "http://127.0.0.1:9").finish("completed")
+        is None
+    )
 
 
 def test_importing_the_tracker_does_not_import_mlflow() -> None:
@@ -203,27 +208,27 @@ def test_an_address_with_a_credential_is_refused(monkeypatch: pytest.MonkeyPatch
     assert tracking_uri() == "https://mlflow.example"
 
 
-def test_a_quotation_mark_in_the_experiments_name_ends_no_search(uri: str) -> None:
-    made = SmallRun(
+def test_a_quotation_mark_in_the_experiment_name_is_escaped_in_searches(uri: str) -> None:
+    small_run = SmallRun(
         "tracking-quoted", RECIPE + "tracking: {experiment: \"it's' or name like '%\"}\n"
     )
-    made.version("solver", 0, {"config.json": b"{}"})
-    made.version("verifier", 0, {"config.json": b"{}"})
+    small_run.version("solver", 0, {"config.json": b"{}"})
+    small_run.version("verifier", 0, {"config.json": b"{}"})
     for _ in range(2):
-        assert Tracker(made.run, RUN_ID, made.config, uri).finish("completed") is None
+        assert Tracker(small_run.run, RUN_ID, small_run.config, uri).finish("completed") is None
     from mlflow.tracking import MlflowClient
 
-    found = MlflowClient(tracking_uri=uri, registry_uri=uri).search_model_versions()
-    assert sorted((one.name, one.version) for one in found) == [
+    result = MlflowClient(tracking_uri=uri, registry_uri=uri).search_model_versions()
+    assert sorted((item.name, item.version) for item in result) == [
         (f"it's' or name like '%-{policy}", 1) for policy in ("solver", "verifier")
     ]
 
 
-def test_a_metric_whose_name_mlflow_refuses_holds_up_no_other(uri: str) -> None:
-    made = trained("tracking-names", steps=1)
-    made.batch("solver", 2, **{"[/]\x1b": 1.0, "reward/mean": 0.5, "x" * 300: 1.0})
-    made.version("solver", 2, loss=2.0)
-    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+def test_a_metric_name_refused_by_mlflow_does_not_block_others(uri: str) -> None:
+    small_run = trained("tracking-names", steps=1)
+    small_run.batch("solver", 2, **{"[/]\x1b": 1.0, "reward/mean": 0.5, "x" * 300: 1.0})
+    small_run.version("solver", 2, loss=2.0)
+    assert Tracker(small_run.run, RUN_ID, small_run.config, uri).sync()
     seen = Seen(uri)
     assert seen.curve("solver", "dataflow/reward/mean") == [(1, 0.25), (2, 0.5)]
     assert seen.curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0)]

@@ -23,13 +23,13 @@ def running(name: str) -> SmallRun:
     """Step 2 of 4 is trained for the solver, step 1 for the verifier; one worker of two is
     alive.
     """
-    made = SmallRun(name)
+    small_run = SmallRun(name)
     for policy in ("solver", "verifier"):
-        made.version(policy, 0)
-        made.batch(policy, 1)
-        made.version(policy, 1)
-    made.version("solver", 2)
-    made.batch(
+        small_run.version(policy, 0)
+        small_run.batch(policy, 1)
+        small_run.version(policy, 1)
+    small_run.version("solver", 2)
+    small_run.batch(
         "solver",
         2,
         closed_below=3,
@@ -39,38 +39,38 @@ def running(name: str) -> SmallRun:
         staleness__max=1.0,
     )
     for number in range(5):
-        made.order(number)
-    made.beat("supervisor", "supervisor", NOW_S - 1, note="all members are alive")
-    made.beat(
+        small_run.order(number)
+    small_run.beat("supervisor", "supervisor", NOW_S - 1, note="all members are alive")
+    small_run.beat(
         "trainer", "trainer-solver", NOW_S - 1, progress=TrainerProgress(tokens_trained=12), versions={"solver": 2},
         seconds={"wait": 3.0, "step": 5.0, "publish": 2.0, "cpu": 40.0},
     )  # fmt: skip
-    made.beat(
+    small_run.beat(
         "rollout",
         "rollout-us-east-0",
         NOW_S - 2,
         region="us-east",
         progress=RolloutProgress(orders_done=3, tokens_per_s=200.0),
     )
-    made.beat(
+    small_run.beat(
         "rollout",
         "rollout-us-east-1",
         NOW_S - 90,
         region="us-east",
         progress=RolloutProgress(orders_done=1, tokens_per_s=99.0),
     )
-    return made
+    return small_run
 
 
-def test_a_running_run_is_told_from_its_newest_objects() -> None:
-    found = status(running("status-running").store, RUN_ID, NOW_S)
-    assert (found.state, found.reason, found.deployment, found.steps) == (
+def test_the_status_of_a_running_run_is_that_of_its_newest_objects() -> None:
+    report = status(running("status-running").store, RUN_ID, NOW_S)
+    assert (report.state, report.reason, report.deployment, report.steps) == (
         "running",
         "all members are alive",
         "astraflow/multi-policy",
         4,
     )
-    solver, verifier = found.policies["solver"], found.policies["verifier"]
+    solver, verifier = report.policies["solver"], report.policies["verifier"]
     assert (solver.step, solver.version, solver.batches, solver.tokens_trained) == (2, 2, 2, 12)
     assert solver.wait_fraction == pytest.approx(0.3)
     assert (solver.reward_mean, solver.accuracy, solver.staleness_mean, solver.staleness_max) == (
@@ -85,7 +85,7 @@ def test_a_running_run_is_told_from_its_newest_objects() -> None:
         None,
         None,
     )
-    assert found.counts == {"orders": 5, "orders_done": 3, "evaluations": 0}
+    assert report.counts == {"orders": 5, "orders_done": 3, "evaluations": 0}
 
 
 def test_only_workers_with_a_fresh_heartbeat_count() -> None:
@@ -93,8 +93,8 @@ def test_only_workers_with_a_fresh_heartbeat_count() -> None:
     assert (region.workers, region.tokens_per_s, region.orders_done) == (1, 200.0, 4)
 
 
-def test_bytes_of_a_region_add_up_over_its_workers_and_its_mirror() -> None:
-    made = SmallRun("status-traffic")
+def test_the_bytes_of_a_region_are_summed_over_its_workers_and_its_mirror() -> None:
+    small_run = SmallRun("status-traffic")
     workers = (
         RolloutProgress(weights_bytes_home={"solver": 10, "verifier": 1}, shard_bytes=7),
         RolloutProgress(
@@ -102,28 +102,28 @@ def test_bytes_of_a_region_add_up_over_its_workers_and_its_mirror() -> None:
         ),
     )
     for number, progress in enumerate(workers):
-        made.beat(
+        small_run.beat(
             "rollout",
             f"rollout-us-east-{number}",
             NOW_S - 90 * number,
             region="us-east",
             progress=progress,
         )
-    made.beat(
+    small_run.beat(
         "mirror",
         "mirror-us-east",
         NOW_S,
         region="us-east",
         progress=MirrorProgress(mirrored_bytes={"solver": 150}),
     )
-    made.beat(
+    small_run.beat(
         "rollout",
         "rollout-eu-west-0",
         NOW_S,
         region="eu-west",
         progress=RolloutProgress(orders_done=1),
     )
-    regions = status(made.store, RUN_ID, NOW_S).regions
+    regions = status(small_run.store, RUN_ID, NOW_S).regions
     us = regions["us-east"]
     assert (us.weights_in_home, us.weights_in_mirror) == (
         {"solver": 30, "verifier": 1},
@@ -134,7 +134,7 @@ def test_bytes_of_a_region_add_up_over_its_workers_and_its_mirror() -> None:
     assert (eu.weights_in_home, eu.weights_in_mirror, eu.mirrored, eu.shards_out) == ({}, {}, {}, 0)
 
 
-def test_a_silent_member_is_called_silent() -> None:
+def test_a_member_without_fresh_heartbeats_is_silent() -> None:
     states = {
         member.id: member.state
         for member in status(running("status-silent").store, RUN_ID, NOW_S).members
@@ -143,15 +143,15 @@ def test_a_silent_member_is_called_silent() -> None:
     assert states["rollout-us-east-1"] == "silent"
 
 
-def test_evaluations_tell_the_solver_alone_first_and_then_the_team() -> None:
-    made = running("status-evals")
-    made.evaluation(2, [1, 1, 0, 0], [1, 1, 1, 0])
-    made.evaluation(0, [0, 0, 0, 1], [0, 0, 1, 1])
-    found = [
+def test_evaluations_list_the_solver_first_and_then_the_team() -> None:
+    small_run = running("status-evals")
+    small_run.evaluation(2, [1, 1, 0, 0], [1, 1, 1, 0])
+    small_run.evaluation(0, [0, 0, 0, 1], [0, 0, 1, 1])
+    results = [
         (e.versions["solver"], e.workflow, e.accuracy, e.n)
-        for e in status(made.store, RUN_ID, NOW_S).evals
+        for e in status(small_run.store, RUN_ID, NOW_S).evals
     ]
-    assert found == [
+    assert results == [
         (0, "single_turn", 0.25, 4),
         (0, "actor_and_verify", 0.5, 4),
         (2, "single_turn", 0.5, 4),
@@ -159,46 +159,48 @@ def test_evaluations_tell_the_solver_alone_first_and_then_the_team() -> None:
     ]
 
 
-def test_a_run_whose_supervisor_is_silent_is_interrupted_and_says_how_to_go_on() -> None:
-    found = status(running("status-interrupted").store, RUN_ID, NOW_S + 100)
-    assert found.state == "interrupted"
-    assert found.reason.startswith(
+def test_a_run_with_a_silent_supervisor_is_interrupted_with_a_hint_how_to_resume() -> None:
+    report = status(running("status-interrupted").store, RUN_ID, NOW_S + 100)
+    assert report.state == "interrupted"
+    assert report.reason.startswith(
         "its supervisor is gone; start the run again with the same run id to go on"
     )
-    assert found.started + found.elapsed_s == NOW_S - 1
+    assert report.started + report.elapsed_s == NOW_S - 1
 
 
 def test_a_run_without_batches_is_starting() -> None:
-    made = SmallRun("status-starting")
-    made.beat("supervisor", "supervisor", NOW_S, note="building the base model")
-    found = status(made.store, RUN_ID, NOW_S)
-    assert (found.state, found.reason) == ("starting", "building the base model")
-    assert found.policies["solver"].version is None
+    small_run = SmallRun("status-starting")
+    small_run.beat("supervisor", "supervisor", NOW_S, note="building the base model")
+    report = status(small_run.store, RUN_ID, NOW_S)
+    assert (report.state, report.reason) == ("starting", "building the base model")
+    assert report.policies["solver"].version is None
 
 
-def test_a_run_whose_shards_made_no_batch_yet_is_running() -> None:
-    made = SmallRun("status-barren")
-    made.beat(
+def test_a_run_with_shards_and_no_batch_is_running() -> None:
+    small_run = SmallRun("status-barren")
+    small_run.beat(
         "supervisor", "supervisor", NOW_S, note="the last 64 groups held nothing to train solver on"
     )
-    shards.create(made.run, builders.shard(order=0))
-    assert status(made.store, RUN_ID, NOW_S).state == "running"
-    assert [one.state for one in runs(made.store, NOW_S)] == ["running"]
+    shards.create(small_run.run, builders.shard(order=0))
+    assert status(small_run.store, RUN_ID, NOW_S).state == "running"
+    assert [item.state for item in runs(small_run.store, NOW_S)] == ["running"]
 
 
-def test_what_stop_says_outweighs_every_heartbeat() -> None:
-    made = running("status-stopped")
-    made.stop("cancelled", "the flow run was cancelled", made.created_s + 30)
-    found = status(made.store, RUN_ID, NOW_S)
-    assert (found.state, found.reason) == ("cancelled", "the flow run was cancelled")
-    assert found.elapsed_s == pytest.approx(30)
+def test_the_state_of_the_stop_has_priority_over_every_heartbeat() -> None:
+    small_run = running("status-stopped")
+    small_run.stop("cancelled", "the flow run was cancelled", small_run.created_s + 30)
+    report = status(small_run.store, RUN_ID, NOW_S)
+    assert (report.state, report.reason) == ("cancelled", "the flow run was cancelled")
+    assert report.elapsed_s == pytest.approx(30)
 
 
-def test_what_is_done_after_the_end_is_told_while_the_supervisor_beats() -> None:
-    made = running("status-closing")
-    made.stop("completed", "all done", made.created_s + 30)
-    assert status(made.store, RUN_ID, NOW_S).closing is None, "the supervisor has not looked yet"
-    made.beat(
+def test_closing_steps_are_shown_while_the_supervisor_writes_heartbeats() -> None:
+    small_run = running("status-closing")
+    small_run.stop("completed", "all done", small_run.created_s + 30)
+    assert status(small_run.store, RUN_ID, NOW_S).closing is None, (
+        "the supervisor has not looked yet"
+    )
+    small_run.beat(
         "supervisor",
         "supervisor",
         NOW_S,
@@ -206,34 +208,34 @@ def test_what_is_done_after_the_end_is_told_while_the_supervisor_beats() -> None
         note="shards",
         progress=SupervisorProgress(closing_share=0.42),
     )
-    found = status(made.store, RUN_ID, NOW_S + 1).closing
-    assert found is not None
-    assert (found.step, found.part, found.share) == ("verifying", "shards", 0.42)
-    assert status(made.store, RUN_ID, NOW_S + 100).closing is None, "the supervisor is gone"
+    report = status(small_run.store, RUN_ID, NOW_S + 1).closing
+    assert report is not None
+    assert (report.step, report.part, report.share) == ("verifying", "shards", 0.42)
+    assert status(small_run.store, RUN_ID, NOW_S + 100).closing is None, "the supervisor is gone"
 
 
-def test_a_run_that_does_not_exist_is_told_its_neighbours() -> None:
+def test_an_unknown_run_gives_similar_run_ids() -> None:
     with pytest.raises(ConfigError, match="did you mean tiny-1"):
         status(SmallRun("status-unknown").store, "tiny-2")
 
 
-def test_a_damaged_batch_leaves_the_rest_of_the_status() -> None:
-    made = running("status-damaged")
-    made.run.put("batches/solver/00000002.arrow", b"damage")
-    solver = status(made.store, RUN_ID, NOW_S).policies["solver"]
+def test_a_damaged_batch_does_not_hide_the_rest_of_the_status() -> None:
+    small_run = running("status-damaged")
+    small_run.run.put("batches/solver/00000002.arrow", b"damage")
+    solver = status(small_run.store, RUN_ID, NOW_S).policies["solver"]
     assert (solver.version, solver.batches, solver.reward_mean) == (2, 2, None)
 
 
-def test_the_newest_version_is_found_whatever_the_hint() -> None:
-    made = running("status-hint")
-    assert [newest_version(made.run, "solver", hint) for hint in (0, 1, 2, 77)] == [2, 2, 2, 2]
-    assert newest_version(made.run, "nobody", 5) is None
+def test_the_newest_version_is_found_with_any_hint() -> None:
+    small_run = running("status-hint")
+    assert [newest_version(small_run.run, "solver", hint) for hint in (0, 1, 2, 77)] == [2, 2, 2, 2]
+    assert newest_version(small_run.run, "nobody", 5) is None
 
 
-def test_runs_are_told_with_their_versions() -> None:
-    made = running("status-runs")
-    made.stop("completed", "done", made.created_s + 30)
-    (summary,) = runs(made.store, NOW_S)
+def test_runs_are_listed_with_their_versions() -> None:
+    small_run = running("status-runs")
+    small_run.stop("completed", "done", small_run.created_s + 30)
+    (summary,) = runs(small_run.store, NOW_S)
     assert (summary.run_id, summary.state, summary.versions) == (
         RUN_ID,
         "completed",
@@ -242,9 +244,7 @@ def test_runs_are_told_with_their_versions() -> None:
 
 
 def parts_of_the_page() -> dict[str, str]:
-    """What docs/schemas.md says of the run's status, and of each thing in it, in the part of its
-    own.
-    """
+    """The keys in docs/schemas.md of the run's status and of each of its parts."""
     page = (ROOT / "docs" / "schemas.md").read_text(encoding="utf-8")
     sections = dict(part.split("`", 2)[1:] for part in page.split("\n## ")[1:])
     whole = sections["astraflow status RUN --json"]
@@ -257,16 +257,16 @@ def parts_of_the_page() -> dict[str, str]:
     return {**parts, "runs": sections["astraflow runs --json"]}
 
 
-def test_every_key_of_the_json_is_documented_in_the_part_of_its_own() -> None:
-    made = running("status-documented")
-    made.evaluation(0, [1.0], [1.0])
-    found = json.loads(status(made.store, RUN_ID, NOW_S).model_dump_json())
+def test_each_key_of_the_json_is_documented() -> None:
+    small_run = running("status-documented")
+    small_run.evaluation(0, [1.0], [1.0])
+    report = json.loads(status(small_run.store, RUN_ID, NOW_S).model_dump_json())
     keys = {
-        "status": {*found, *found["counts"]},
-        "policy": set(found["policies"]["solver"]),
-        "region": set(found["regions"]["us-east"]),
-        "evaluation": set(found["evals"][0]),
-        "member": set(found["members"][0]),
+        "status": {*report, *report["counts"]},
+        "policy": set(report["policies"]["solver"]),
+        "region": set(report["regions"]["us-east"]),
+        "evaluation": set(report["evals"][0]),
+        "member": set(report["members"][0]),
         "runs": set(RunSummary.model_fields),
     }
     missing = {
@@ -274,4 +274,4 @@ def test_every_key_of_the_json_is_documented_in_the_part_of_its_own() -> None:
         for part, told in parts_of_the_page().items()
     }
     assert missing == {part: set() for part in keys}
-    assert set(found) == set(Status.model_fields)
+    assert set(report) == set(Status.model_fields)

@@ -8,20 +8,20 @@ from tests.support.runs.small_run import SmallRun
 
 
 def two_steps(name: str) -> SmallRun:
-    made = SmallRun(name)
-    made.version("solver", 0)
+    small_run = SmallRun(name)
+    small_run.version("solver", 0)
     for step in (1, 2):
-        made.batch("solver", step, reward__mean=0.25 * step)
-        made.version("solver", step, loss=float(step), tokens=6.0)
-    return made
+        small_run.batch("solver", step, reward__mean=0.25 * step)
+        small_run.version("solver", step, loss=float(step), tokens=6.0)
+    return small_run
 
 
 def of_step(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Without what the publication of the version measured of itself."""
+    """The metrics without those measured during the publication of the version."""
     return {name: value for name, value in metrics.items() if not name.startswith("weights/")}
 
 
-def test_a_step_joins_what_the_batch_and_the_manifest_measured() -> None:
+def test_a_point_joins_the_metrics_of_the_batch_and_the_manifest() -> None:
     step = read_step(two_steps("history-step").run, "solver", 2)
     assert step is not None
     assert of_step(step.metrics) == {
@@ -34,7 +34,7 @@ def test_a_step_joins_what_the_batch_and_the_manifest_measured() -> None:
     assert step.waiting == 1
 
 
-def test_curves_have_a_gap_where_nothing_was_measured() -> None:
+def test_curves_have_a_gap_where_no_metric_exists() -> None:
     history = read_history(two_steps("history-curves").run, "solver", 2)
     assert history.numbers == [0, 1, 2]
     np.testing.assert_array_equal(history.series("trainer/loss"), [np.nan, 1.0, 2.0])
@@ -44,21 +44,21 @@ def test_curves_have_a_gap_where_nothing_was_measured() -> None:
     assert not history.has("trainer/kl/mean")
 
 
-def test_a_step_whose_batch_is_damaged_keeps_what_the_manifest_measured() -> None:
-    made = two_steps("history-damaged")
-    made.run.put("batches/solver/00000002.arrow", b"damage")
-    step = read_step(made.run, "solver", 2)
+def test_a_point_with_a_damaged_batch_keeps_the_metrics_of_the_manifest() -> None:
+    small_run = two_steps("history-damaged")
+    small_run.run.put("batches/solver/00000002.arrow", b"damage")
+    step = read_step(small_run.run, "solver", 2)
     assert step is not None
     assert of_step(step.metrics) == {"trainer/loss": 2.0, "trainer/tokens": 6.0}
 
 
-def test_a_batch_that_waits_for_the_trainer_is_a_step_without_training_metrics() -> None:
-    made = two_steps("history-ahead")
-    made.batch("solver", 3, reward__mean=0.9)
-    step = read_step(made.run, "solver", 3)
+def test_a_batch_without_a_version_is_a_point_without_training_metrics() -> None:
+    small_run = two_steps("history-ahead")
+    small_run.batch("solver", 3, reward__mean=0.9)
+    step = read_step(small_run.run, "solver", 3)
     assert step is not None
     assert step.metrics == {"dataflow/reward/mean": 0.9}
-    assert [one.number for one in read_steps(made.run, "solver", range(1, 10))] == [1, 2]
+    assert [item.number for item in read_steps(small_run.run, "solver", range(1, 10))] == [1, 2]
 
 
 def test_a_long_history_is_sampled_with_both_ends() -> None:

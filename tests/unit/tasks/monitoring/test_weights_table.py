@@ -21,48 +21,52 @@ from tasks.monitoring.weights_table import history
 from tests.support.runs import builders
 
 
-def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: ObjectStore) -> None:
-    held: LoadedWeights | None = None
+def test_each_version_has_its_kind_and_the_members_that_loaded_it(
+    memory_store: ObjectStore,
+) -> None:
+    loaded: LoadedWeights | None = None
     for version in range(4):
         tensors = {
             "w": HostTensor("BF16", (4000,), np.arange(4000, dtype=np.uint16) + np.uint16(version)),
             "fixed": HostTensor("BF16", (9000,), np.arange(9000, dtype=np.uint16)),
         }
         metrics = {"trainer/publish_s": 0.1 * version, "trainer/publish_wait_s": 0.01 * version}
-        held = LoadedWeights(
-            publisher.publish(memory_store, "solver", version, tensors, base=held, metrics=metrics),
+        loaded = LoadedWeights(
+            publisher.publish(
+                memory_store, "solver", version, tensors, base=loaded, metrics=metrics
+            ),
             tensors,
         )
-    pulse = HeartbeatWriter(memory_store, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
-    pulse.update(versions={"solver": 2}, progress=RolloutProgress(refresh_s={"solver": 0.25}))
-    with pulse:
-        pass  # its last beat stands
-    found = history(memory_store, "solver").readable
-    assert [(one.version, one.kind, one.held_by) for one in found] == [
+    writer = HeartbeatWriter(memory_store, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
+    writer.update(versions={"solver": 2}, progress=RolloutProgress(refresh_s={"solver": 0.25}))
+    with writer:
+        pass  # the last heartbeat stays
+    result = history(memory_store, "solver").readable
+    assert [(item.version, item.kind, item.held_by) for item in result] == [
         (0, "anchor", {}),
         (1, "delta", {}),
         (2, "delta", {"rollout-a-0": 0.25}),
         (3, "delta", {}),
     ]
-    assert [one.changed for one in found] == [None, *[4000 / 13000] * 3]
-    assert [one.publish_s for one in found] == [
+    assert [item.changed for item in result] == [None, *[4000 / 13000] * 3]
+    assert [item.publish_s for item in result] == [
         0.1,
         0.2,
         0.1 * 3,
         None,
-    ]  # told by the version after it
-    assert (found[0].delta_bytes, found[0].ratio) == (None, None)
-    assert (found[1].ratio or 0) > 10
-    assert all((one.encode_s or 0) + (one.upload_s or 0) > 0 for one in found)
+    ]  # known from the manifest of the next version
+    assert (result[0].delta_bytes, result[0].ratio) == (None, None)
+    assert (result[1].ratio or 0) > 10
+    assert all((item.encode_s or 0) + (item.upload_s or 0) > 0 for item in result)
     for width, headers in ((130, ("bytes", "upload", "visible")), (80, ("smaller", "visible"))):
         shown = Console(width=width, record=True, file=io.StringIO())
-        shown.print(tables.weights_table(found, width))
+        shown.print(tables.weights_table(result, width))
         text = shown.export_text()
         assert "rollout-a-0" in text
         assert "…" not in text
         assert all(header in text for header in headers)
     planned = retention.plan(
-        memory_store, "solver", Retention(last=1, every=0, grace_s=0.0), found[-1].created_s + 1e4
+        memory_store, "solver", Retention(last=1, every=0, grace_s=0.0), result[-1].created_s + 1e4
     )
     assert planned.retired == {}
     memory_store.put(layout.retired("solver", 1), b"{}")
@@ -73,13 +77,13 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
         False,
     ]
     assert history(memory_store, "verifier").readable == ()
-    whole = publisher.publish(memory_store, "solver", 4, tensors, base=held, anchor=True)
+    whole = publisher.publish(memory_store, "solver", 4, tensors, base=loaded, anchor=True)
     last = history(memory_store, "solver").readable[4]
     assert (last.kind, last.delta_bytes, last.num_bytes) == ("anchor", 0, whole.files[0].num_bytes)
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 5])
-def test_a_missing_version_is_named_and_hides_none_of_the_others(
+def test_a_missing_version_is_named_and_does_not_hide_the_others(
     memory_store: ObjectStore, lost: int
 ) -> None:
     for version in range(8):
@@ -98,7 +102,9 @@ def test_a_missing_version_is_named_and_hides_none_of_the_others(
     assert seen.readable[lost - 1].publish_s is None  # the version after it would have told
 
 
-def test_a_foreign_version_far_beyond_is_named_and_costs_nothing(memory_store: ObjectStore) -> None:
+def test_a_version_of_a_very_large_number_is_named_without_further_requests(
+    memory_store: ObjectStore,
+) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors(0))
     memory_store.put(f"weights/solver/{2**63 - 1}/manifest.json", b"{")
     seen = history(memory_store, "solver")
@@ -113,9 +119,7 @@ def test_a_foreign_version_far_beyond_is_named_and_costs_nothing(memory_store: O
 
 
 class CountsManifests:
-    """A backend that counts the manifests in memory whenever it is asked whether a version is
-    retired.
-    """
+    """A backend that counts the manifests in memory at every check whether a version is retired."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -126,18 +130,18 @@ class CountsManifests:
 
     def exists(self, key: str) -> bool:
         if key.endswith(layout.RETIRED):
-            self.alive.append(sum(type(one) is Manifest for one in gc.get_objects()))
+            self.alive.append(sum(type(item) is Manifest for item in gc.get_objects()))
         return self.backend.exists(key)
 
 
-def test_no_more_manifests_are_held_than_are_read_at_once(
+def test_the_number_of_manifests_in_memory_is_limited(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights_table, "READ_THREADS", 1)
     for version in range(12):
         publisher.publish(memory_store, "solver", version, builders.tensors(version))
     counting = CountsManifests(memory_store.backend)
-    before = sum(type(one) is Manifest for one in gc.get_objects())
+    before = sum(type(item) is Manifest for item in gc.get_objects())
     store = replace(memory_store, backend=counting)  # type: ignore[arg-type]  # the rest is delegated
     assert [one.version for one in history(store, "solver").readable] == list(range(12))
     assert len(counting.alive) == 12

@@ -28,26 +28,26 @@ rollout:
 """
 
 
-def complaint(recipe: str, **overrides: object) -> str:
+def error_of(recipe: str, **overrides: object) -> str:
     with pytest.raises(ConfigError) as raised:
         load(recipe, overrides)
     return str(raised.value)
 
 
 def with_line(after: str, *lines: str) -> str:
-    """RECIPE with lines put in after the line `after`."""
+    """RECIPE with lines inserted after the line `after`."""
     head, tail = RECIPE.split(after + "\n")
     return head + after + "\n" + "".join(line + "\n" for line in lines) + tail
 
 
 @pytest.mark.parametrize("name", ["multi_policy_tiny", "single_policy_tiny", "gsm8k_qwen3"])
-def test_every_shipped_recipe_is_valid(name: str) -> None:
+def test_each_shipped_recipe_is_valid(name: str) -> None:
     config = load(name)
     assert "solver" in config.policies
     assert name in known_recipes()
 
 
-def test_the_default_recipe_says_what_its_comments_promise() -> None:
+def test_the_default_recipe_agrees_with_its_comments() -> None:
     config = load("multi_policy_tiny")
     assert list(config.policies) == ["solver", "verifier"]
     assert [policy.train.lr for policy in config.policies.values()] == [5e-5, 1e-4]
@@ -61,46 +61,45 @@ def test_the_default_recipe_says_what_its_comments_promise() -> None:
     assert config.evaluation.prompts.limit == 500
 
 
-def test_yaml_text_is_a_recipe_too() -> None:
+def test_yaml_text_is_accepted_as_a_recipe() -> None:
     assert load(RECIPE).policies["solver"].batch_size == 32
 
 
-def test_a_path_is_read_and_named_in_errors(tmp_path: Path) -> None:
+def test_a_recipe_path_is_read_and_named_in_errors(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(RECIPE.replace("steps: 10", "steps: ten"))
-    assert complaint(str(file)) == f"{file}, line 2: steps: must be a whole number, not 'ten'"
+    assert error_of(str(file)) == f"{file}, line 2: steps: must be a whole number, not 'ten'"
 
 
-def test_an_unknown_recipe_lists_those_there_are() -> None:
-    message = complaint("multi_polcy_tiny")
+def test_an_unknown_recipe_is_refused_with_a_list_of_recipes() -> None:
+    message = error_of("multi_polcy_tiny")
     assert message.startswith("multi_polcy_tiny: no such recipe; give a file, or one of ")
     assert "multi_policy_tiny" in message
 
 
-def test_an_unknown_key_names_its_line_and_the_key_that_was_meant() -> None:
+def test_an_unknown_key_is_reported_with_its_line_and_the_intended_key() -> None:
     text = with_line("    batch_size: 32", "    train:", "      lrr: 1.0")
     assert (
-        complaint(text)
-        == "recipe, line 8: policies.solver.train.lrr: unknown key; did you mean lr?"
+        error_of(text) == "recipe, line 8: policies.solver.train.lrr: unknown key; did you mean lr?"
     )
 
 
-def test_a_key_in_the_wrong_section_is_told_the_right_one() -> None:
-    message = complaint("max_staleness: 4\n" + RECIPE)
+def test_a_key_in_the_wrong_section_is_reported_with_the_right_one() -> None:
+    message = error_of("max_staleness: 4\n" + RECIPE)
     assert message == "recipe, line 1: max_staleness: unknown key; did you mean data.max_staleness?"
 
 
-def test_a_key_like_no_other_lists_the_known_ones() -> None:
-    message = complaint(RECIPE.replace("{name: single_turn}", "{name: single_turn, zzz: 1}"))
+def test_a_key_without_similar_ones_is_reported_with_all_keys() -> None:
+    message = error_of(RECIPE.replace("{name: single_turn}", "{name: single_turn, zzz: 1}"))
     assert message == (
         "recipe, line 11: rollout.workflow.zzz: unknown key; "
         "known keys here: args, name, reward, reward_timeout_s, roles, timeout_s"
     )
 
 
-def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:
+def test_all_errors_are_reported_together_in_line_order() -> None:
     text = RECIPE.replace("steps: 10", "steps: 0").replace("tiny: {}", "tiny: {}, path: models/x")
-    assert complaint(text + "colour: red\n").splitlines() == [
+    assert error_of(text + "colour: red\n").splitlines() == [
         "recipe: 3 problems",
         "  recipe, line 2: steps: must be greater than or equal to 1, not 0",
         "  recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub and custom; "
@@ -112,12 +111,12 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:
 
 
 def test_negative_staleness_is_refused() -> None:
-    message = complaint(RECIPE, **{"data.max_staleness": -1})
+    message = error_of(RECIPE, **{"data.max_staleness": -1})
     assert message == "--set data.max_staleness: must be greater than or equal to 0, not -1"
 
 
 def test_a_negative_seed_is_refused() -> None:
-    assert complaint(RECIPE, seed=-1) == "--set seed: must be greater than or equal to 0, not -1"
+    assert error_of(RECIPE, seed=-1) == "--set seed: must be greater than or equal to 0, not -1"
 
 
 def test_a_negative_seed_of_the_prompts_is_refused() -> None:
@@ -125,20 +124,20 @@ def test_a_negative_seed_of_the_prompts_is_refused() -> None:
         load("single_policy_tiny", {"data.prompts.seed": -1})
 
 
-def test_a_batch_that_minibatches_do_not_divide_is_refused() -> None:
-    message = complaint(RECIPE, **{"policies.solver.train.minibatches": 5})
+def test_a_batch_not_divisible_by_its_minibatches_is_refused() -> None:
+    message = error_of(RECIPE, **{"policies.solver.train.minibatches": 5})
     assert message.startswith(
         "recipe, line 4: policies.solver: batch_size 32 is not divisible by train.minibatches 5"
     )
 
 
 def test_a_missing_section_is_named() -> None:
-    message = complaint(RECIPE.replace("data:\n  prompts: {builtin: chained_addition}\n", ""))
+    message = error_of(RECIPE.replace("data:\n  prompts: {builtin: chained_addition}\n", ""))
     assert message == "recipe: data: is missing; add it"
 
 
-def test_a_workflow_that_needs_another_policy_names_it() -> None:
-    message = complaint(RECIPE.replace("single_turn", "actor_and_verify"))
+def test_a_policy_missing_for_a_workflow_is_named() -> None:
+    message = error_of(RECIPE.replace("single_turn", "actor_and_verify"))
     assert message == (
         "recipe, line 11: rollout.workflow.name: actor_and_verify asks for the policy verifier, "
         "which policies lacks (it "
@@ -146,46 +145,46 @@ def test_a_workflow_that_needs_another_policy_names_it() -> None:
     )
 
 
-def test_one_policy_may_play_two_roles() -> None:
+def test_one_policy_can_have_two_roles() -> None:
     text = RECIPE.replace(
         "{name: single_turn}", "{name: actor_and_verify, roles: {verifier: solver}}"
     )
     assert load(text).rollout.workflow.roles == {"verifier": "solver"}
 
 
-def test_a_role_that_the_workflow_lacks_is_told_the_one_that_was_meant() -> None:
+def test_a_role_unknown_to_the_workflow_is_reported_with_a_similar_one() -> None:
     text = RECIPE.replace(
         "{name: single_turn}",
         "{name: actor_and_verify, roles: {verifer: solver, verifier: solver}}",
     )
-    message = complaint(text)
+    message = error_of(text)
     assert message == (
         "recipe, line 11: rollout.workflow.roles.verifer: actor_and_verify has no such role; did "
         "you mean verifier?"
     )
 
 
-def test_a_policy_that_nobody_asks_is_refused() -> None:
+def test_a_policy_without_a_role_is_refused() -> None:
     text = with_line("    batch_size: 32", "  idle:", "    model: {tiny: {}}")
-    assert complaint(text).startswith(
+    assert error_of(text).startswith(
         "recipe, line 7: policies.idle: no role of single_turn is played by it"
     )
 
 
-def test_an_unknown_workflow_and_an_unknown_filter_are_told_the_known_ones() -> None:
-    message = complaint(RECIPE.replace("single_turn", "singl_turn"))
+def test_an_unknown_workflow_and_filter_are_reported_with_lists_of_names() -> None:
+    message = error_of(RECIPE.replace("single_turn", "singl_turn"))
     assert message.startswith("recipe, line 11: rollout.workflow.name: ")
     assert "single_turn" in message
-    assert complaint(RECIPE, **{"data.filter": ["zero_advantag"]}) == (
+    assert error_of(RECIPE, **{"data.filter": ["zero_advantag"]}) == (
         "--set data.filter: data.filter.0: 'zero_advantag' is not known; use one of "
         "zero_advantage, "
         "or an import path like package.module:Name"
     )
-    assert complaint(RECIPE, **{"data.sample": [{"name": "lifo"}]}) == (
+    assert error_of(RECIPE, **{"data.sample": [{"name": "lifo"}]}) == (
         "--set data.sample: data.sample.0: 'lifo' is not known; use one of edf, fifo, "
         "or an import path like package.module:Name"
     )
-    assert complaint(RECIPE, **{"data.sample": [3]}).endswith(
+    assert error_of(RECIPE, **{"data.sample": [3]}).endswith(
         "data.sample.0: must be a section of `key: value` lines, not 3"
     )
 
@@ -193,21 +192,21 @@ def test_an_unknown_workflow_and_an_unknown_filter_are_told_the_known_ones() -> 
 def test_broken_lines_of_a_prompt_file_are_named_before_anything_starts(tmp_path: Path) -> None:
     good = json.dumps({"question": "1+1", "answer": "2"})
     (tmp_path / "train.jsonl").write_text(f"{good}\n{{broken\n{good}\n")
-    message = complaint(RECIPE, **{"prompts.path": str(tmp_path / "train.jsonl")})
+    message = error_of(RECIPE, **{"prompts.path": str(tmp_path / "train.jsonl")})
     assert message.startswith("--set prompts.path: data.prompts.path:")
     assert "line 2" in message
 
 
-def test_a_prompt_file_that_is_not_there_names_its_neighbour(tmp_path: Path) -> None:
+def test_a_missing_prompt_file_is_reported_with_a_similar_name(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
-    message = complaint(RECIPE, **{"prompts.path": str(tmp_path / "trian.jsonl")})
+    message = error_of(RECIPE, **{"prompts.path": str(tmp_path / "trian.jsonl")})
     assert message == (
         f"--set prompts.path: data.prompts.path: {tmp_path}/trian.jsonl does not exist; did you "
         "mean train.jsonl?"
     )
 
 
-def test_choosing_prompts_from_outside_takes_the_recipes_choice_away(
+def test_overriding_the_prompts_removes_the_prompts_of_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
@@ -218,48 +217,48 @@ def test_choosing_prompts_from_outside_takes_the_recipes_choice_away(
 
 def test_evaluation_on_the_training_set_is_refused() -> None:
     text = RECIPE + "evaluation:\n  prompts: {builtin: chained_addition, split: train, limit: 5}\n"
-    assert complaint(text).startswith(
+    assert error_of(text).startswith(
         "recipe, line 13: evaluation.prompts: is the training set itself (split train)"
     )
 
 
 def test_an_endless_evaluation_is_refused() -> None:
     text = RECIPE + "evaluation:\n  prompts: {builtin: chained_addition, split: test}\n"
-    assert complaint(text) == (
+    assert error_of(text) == (
         "recipe, line 13: evaluation.prompts: a built-in source is endless; set limit, for example "
         "limit: 500"
     )
 
 
 def test_answers_longer_than_the_context_are_refused() -> None:
-    message = complaint(RECIPE.replace("44", "512"))
+    message = error_of(RECIPE.replace("44", "512"))
     assert message == (
         "recipe, line 7: policies.solver.sampling.max_new_tokens: 512 leaves no room for a prompt: "
         "rollout.engine.max_tokens is 512; lower the one or raise the other"
     )
 
 
-def test_greedy_sampling_cannot_be_trained_on() -> None:
-    message = complaint(RECIPE, **{"policies.*.sampling.temperature": 0})
+def test_greedy_sampling_is_refused_for_training() -> None:
+    message = error_of(RECIPE, **{"policies.*.sampling.temperature": 0})
     assert message.startswith(
         "--set policies.*.sampling.temperature: policies.solver.sampling.temperature: greedy tokens"
     )
 
 
-def test_groups_of_one_that_the_filter_would_drop_are_refused() -> None:
-    message = complaint(RECIPE, **{"data.samples_per_prompt": 1})
+def test_groups_of_one_are_refused_with_a_filter_that_drops_them() -> None:
+    message = error_of(RECIPE, **{"data.samples_per_prompt": 1})
     assert "the filter zero_advantage drops everything; use 2 or more" in message
 
 
-def test_an_order_of_more_episodes_than_are_played_is_refused() -> None:
+def test_an_order_above_the_episode_limit_is_refused() -> None:
     most = {"data.prompts_per_order": 2**13, "data.samples_per_prompt": 2**3}
     assert load(RECIPE, most).data.prompts_per_order == 2**13
-    assert complaint(RECIPE, **most | {"data.prompts_per_order": 2**13 + 1}) == (
+    assert error_of(RECIPE, **most | {"data.prompts_per_order": 2**13 + 1}) == (
         "--set data.prompts_per_order: 8,193 prompts with 8 samples each are 65,544 episodes in "
         "one order, and at most 65,536 "
         "are played; lower prompts_per_order or samples_per_prompt"
     )
-    assert complaint(RECIPE, **{"data.samples_per_prompt": 2**14 + 1}).startswith(
+    assert error_of(RECIPE, **{"data.samples_per_prompt": 2**14 + 1}).startswith(
         "--set data.samples_per_prompt: 4 prompts with 16,385 samples each are 65,540 episodes in "
         "one order"
     )
@@ -279,18 +278,16 @@ WITHOUT_EFFECT = {
 
 
 @pytest.mark.parametrize(("loss", "words"), WITHOUT_EFFECT.items())
-def test_a_setting_of_a_loss_that_is_not_selected_is_refused(
-    loss: str, words: tuple[str, str, str]
-) -> None:
+def test_a_setting_of_an_unselected_loss_is_refused(loss: str, words: tuple[str, str, str]) -> None:
     key, selected, wanted = words
     text = with_line("    batch_size: 32", "    train:", f"      {loss}")
-    assert complaint(text) == (
+    assert error_of(text) == (
         f"recipe, line 8: policies.solver.train.loss.{key}: has no effect with {selected}; leave "
         f"it out, or set {wanted}"
     )
 
 
-def test_a_setting_of_the_loss_that_is_selected_is_taken_whatever_its_value() -> None:
+def test_a_setting_of_the_selected_loss_is_accepted_with_any_value() -> None:
     for loss in (
         "{name: ppo_clip, clip_low: 0.1, dual_clip: 3}",
         "{m2_form: token_mask, m2_threshold: 0.5, dual_clip: 3}",
@@ -303,72 +300,70 @@ def test_a_setting_of_the_loss_that_is_selected_is_taken_whatever_its_value() ->
 def test_settings_of_prompts_and_of_the_penalty_without_effect_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
     path = {"prompts.path": str(tmp_path / "a.jsonl")}
-    assert complaint(RECIPE, **{"prompts.answer_after": "####"}) == (
+    assert error_of(RECIPE, **{"prompts.answer_after": "####"}) == (
         "--set prompts.answer_after: data.prompts.answer_after: has no effect with builtin: "
         "chained_addition; leave it out, "
         "or set path or hub"
     )
-    assert complaint(RECIPE, **path, **{"prompts.split": "test"}) == (
+    assert error_of(RECIPE, **path, **{"prompts.split": "test"}) == (
         f"--set prompts.split: data.prompts.split: has no effect with path: {tmp_path}/a.jsonl; "
         "leave it out, "
         "or set builtin or hub"
     )
-    assert complaint(RECIPE, **path, **{"data.prompts.hub_config": "main"}).endswith(
+    assert error_of(RECIPE, **path, **{"data.prompts.hub_config": "main"}).endswith(
         "a.jsonl; leave it out, or set hub"
     )
-    assert complaint(RECIPE, **{"data.advantage.overlong_max_tokens": 40}) == (
+    assert error_of(RECIPE, **{"data.advantage.overlong_max_tokens": 40}) == (
         "--set data.advantage.overlong_max_tokens: has no effect with overlong_tokens: 0; leave it "
         "out, or set overlong_tokens"
     )
     load(RECIPE, {"data.advantage.overlong_max_tokens": 40, "data.advantage.overlong_tokens": 8})
 
 
-def test_a_section_that_selects_no_variant_or_one_that_does_not_exist_is_told_those_there_are() -> (
-    None
-):
+def test_a_section_without_a_valid_variant_is_reported_with_a_list_of_variants() -> None:
     key = "policies.solver.train.loss"
-    assert complaint(RECIPE, **{key: {"name": "grpo"}}) == (
+    assert error_of(RECIPE, **{key: {"name": "grpo"}}) == (
         f"--set {key}: {key}.name: must be one of 'ppo_clip', 'm2po' or 'custom', not 'grpo'"
     )
-    assert complaint(RECIPE, **{key: {"name": ["m2po"]}}).endswith("'custom', not ['m2po']")
+    assert error_of(RECIPE, **{key: {"name": ["m2po"]}}).endswith("'custom', not ['m2po']")
     assert (
-        complaint(RECIPE, **{key: "ppo_clip"})
+        error_of(RECIPE, **{key: "ppo_clip"})
         == f"--set {key}: must be a section of `key: value` lines, not 'ppo_clip'"
     )
-    assert complaint(RECIPE.replace("{builtin: chained_addition}", "{split: test}")) == (
+    assert error_of(RECIPE.replace("{builtin: chained_addition}", "{split: test}")) == (
         "recipe, line 9: data.prompts: needs exactly one of builtin, path, hub and custom; found "
         "none"
     )
-    assert complaint(RECIPE.replace("{tiny: {}}", "{path: null}")) == (
+    assert error_of(RECIPE.replace("{tiny: {}}", "{path: null}")) == (
         "recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub and custom; "
         "found none"
     )
 
 
-def test_a_field_of_a_variant_is_named_like_any_other() -> None:
+def test_an_unknown_field_of_a_variant_is_reported_like_any_other() -> None:
     key = "policies.solver.train.loss"
-    assert complaint(RECIPE, **{f"{key}.name": "ppo_clip", f"{key}.clip_lo": 1}).endswith(
+    assert error_of(RECIPE, **{f"{key}.name": "ppo_clip", f"{key}.clip_lo": 1}).endswith(
         "unknown key; did you mean clip_low?"
     )
-    assert complaint(RECIPE, **{key: {"name": "ppo_clip", "max_staleness": 1}}).endswith(
+    assert error_of(RECIPE, **{key: {"name": "ppo_clip", "max_staleness": 1}}).endswith(
         "did you mean data.max_staleness?"
     )
-    assert complaint(RECIPE, **{"data.clip_high": 1}) == (
+    assert error_of(RECIPE, **{"data.clip_high": 1}) == (
         "--set data.clip_high: unknown key; did you mean policies.NAME.train.loss.clip_high?"
     )
-    assert complaint(RECIPE, **{"policies.solver.model.tiny.hiden": 8}) == (
+    assert error_of(RECIPE, **{"policies.solver.model.tiny.hiden": 8}) == (
         "--set policies.solver.model.tiny.hiden: unknown key; did you mean hidden?"
     )
-    assert complaint(RECIPE, **{"policies.solver.model.tiny.hidden": 1}).endswith(
+    assert error_of(RECIPE, **{"policies.solver.model.tiny.hidden": 1}).endswith(
         "must be greater than or equal to 2, not 1"
     )
 
 
-def test_a_field_of_an_item_of_a_list_is_suggested_for_the_variant_that_the_item_selects() -> None:
-    assert complaint(RECIPE, **{"data.filter": [{"name": "zero_advantage", "arg": 1}]}).endswith(
+def test_the_error_in_a_list_item_suggests_a_field_of_its_selected_variant() -> None:
+    assert error_of(RECIPE, **{"data.filter": [{"name": "zero_advantage", "arg": 1}]}).endswith(
         "known keys here: name"
     )
-    assert complaint(RECIPE, **{"data.filter": ["edf:Edf", {"name": "a.b:C", "arg": 1}]}).endswith(
+    assert error_of(RECIPE, **{"data.filter": ["edf:Edf", {"name": "a.b:C", "arg": 1}]}).endswith(
         "did you mean args?"
     )
 
@@ -378,7 +373,7 @@ def test_a_setting_without_effect_of_a_base_is_refused_with_its_line(tmp_path: P
     base.write_text(
         with_line("    batch_size: 32", "    train:", "      loss:", "        constant_length: 9")
     )
-    assert complaint(
+    assert error_of(
         f"extends: {base}\npolicies: {{solver: {{train: {{loss: {{dual_clip: 3}}}}}}}}\n"
     ) == (
         f"{base}, line 9: policies.solver.train.loss.constant_length: has no effect with "
@@ -387,7 +382,7 @@ def test_a_setting_without_effect_of_a_base_is_refused_with_its_line(tmp_path: P
     )
 
 
-def test_null_is_no_setting_of_a_variant_that_is_not_selected(tmp_path: Path) -> None:
+def test_null_for_a_setting_of_an_unselected_variant_is_ignored(tmp_path: Path) -> None:
     text = with_line(
         "    batch_size: 32",
         "    train: {loss: {name: ppo_clip, m2_threshold: null, dual_clip: null}}",
@@ -398,7 +393,7 @@ def test_null_is_no_setting_of_a_variant_that_is_not_selected(tmp_path: Path) ->
     ).data.prompts == BuiltinPrompts(builtin="chained_addition", split="test")
 
 
-def test_a_recipe_does_not_inherit_the_fields_of_a_variant_that_it_replaces(tmp_path: Path) -> None:
+def test_a_recipe_does_not_inherit_fields_of_a_variant_that_it_replaces(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     base = tmp_path / "base.yaml"
@@ -450,7 +445,7 @@ def test_a_recipe_does_not_inherit_the_fields_of_a_variant_that_it_replaces(tmp_
     ].model == TinyModel(tiny=TinyBase(hidden=32))
 
 
-def test_what_a_recipe_writes_for_a_variant_that_it_does_not_select_is_refused_where_it_is_written(
+def test_a_setting_of_an_unselected_variant_is_refused_at_its_line(
     tmp_path: Path,
 ) -> None:
     base = tmp_path / "base.yaml"
@@ -458,17 +453,17 @@ def test_what_a_recipe_writes_for_a_variant_that_it_does_not_select_is_refused_w
         with_line("    batch_size: 32", "    train: {loss: {name: m2po, m2_threshold: 0.5}}")
     )
     text = f"extends: {base}\npolicies:\n  solver:\n    train:\n      loss: {{name: ppo_clip, m2_form: token_mask}}\n"
-    assert complaint(text) == (
+    assert error_of(text) == (
         "recipe, line 5: policies.solver.train.loss.m2_form: has no effect with name: ppo_clip; "
         "leave it out, or set name: m2po"
     )
 
 
-def test_code_that_a_recipe_names_is_checked_before_anything_starts() -> None:
+def test_code_named_by_a_recipe_is_checked_before_anything_starts() -> None:
     here = __name__
     loss = {"name": "custom", "path": f"{here}:Patient"}
     key = "policies.solver.train.loss"
-    assert complaint(RECIPE, **{key: loss}).startswith(
+    assert error_of(RECIPE, **{key: loss}).startswith(
         f"--set {key}: {key}.path: {here}:Patient has no prepare and no token_losses; a loss is a "
         "class with prepare("
     )
@@ -476,22 +471,18 @@ def test_code_that_a_recipe_names_is_checked_before_anything_starts() -> None:
     assert load(RECIPE, {key: right}).policies["solver"].train.loss == CustomLoss(
         path=right["path"], args=right["args"]
     )
-    assert complaint(RECIPE, **{"prompts.custom": f"{here}:Patient"}).startswith(
+    assert error_of(RECIPE, **{"prompts.custom": f"{here}:Patient"}).startswith(
         f"--set prompts.custom: data.prompts.custom: {here}:Patient has no size and no prompt; a "
         "source of prompts is a class "
         "with size() and prompt(index) (docs/extending/sources.md)"
     )
-    assert complaint(RECIPE, **{"policies.solver.model.custom": "os:system"}).startswith(
+    assert error_of(RECIPE, **{"policies.solver.model.custom": "os:system"}).startswith(
         "--set policies.solver.model.custom: os:system is part of Python's standard library"
     )
-    assert complaint(RECIPE, **{key: {"name": "custom"}}).endswith(
-        f"{key}.path: is missing; add it"
-    )
+    assert error_of(RECIPE, **{key: {"name": "custom"}}).endswith(f"{key}.path: is missing; add it")
 
 
-def test_a_recipe_that_selects_something_else_than_its_base_drops_what_the_base_set_for_its_own_choice() -> (
-    None
-):
+def test_another_variant_than_the_bases_drops_the_bases_settings_of_its_variant() -> None:
     loss = load(
         "multi_policy_tiny", {"policies.*.train.loss": {"name": "ppo_clip", "clip_low": 0.1}}
     )
@@ -506,19 +497,19 @@ def test_a_recipe_that_selects_something_else_than_its_base_drops_what_the_base_
     ).policies["solver"].train.loss.model_dump(exclude_defaults=True) == {"dual_clip": 3.0}
 
 
-def test_of_two_overrides_that_do_not_go_together_none_is_dropped() -> None:
+def test_of_two_incompatible_overrides_none_is_dropped() -> None:
     name, threshold = "policies.solver.train.loss.name", "policies.solver.train.loss.m2_threshold"
     for overrides in ({name: "ppo_clip", threshold: 0.5}, {threshold: 0.5, name: "ppo_clip"}):
-        assert complaint(RECIPE, **overrides) == (
+        assert error_of(RECIPE, **overrides) == (
             f"--set {threshold}: has no effect with name: ppo_clip; leave it out, or set name: m2po"
         )
-    assert complaint(RECIPE, **{"prompts.path": "a.jsonl", "prompts.hub": "openai/gsm8k"}).endswith(
+    assert error_of(RECIPE, **{"prompts.path": "a.jsonl", "prompts.hub": "openai/gsm8k"}).endswith(
         "data.prompts: needs exactly one of builtin, path, hub and custom; found path and hub"
     )
 
 
-def test_arguments_that_the_workflow_does_not_take_are_told_before_the_run() -> None:
-    assert complaint(RECIPE, **{"rollout.workflow.args.rounds": 3}) == (
+def test_invalid_workflow_arguments_are_reported_before_the_run() -> None:
+    assert error_of(RECIPE, **{"rollout.workflow.args.rounds": 3}) == (
         "--set rollout.workflow.args.rounds: the workflow single_turn takes no such argument; it "
         "takes attempt_message"
     )
@@ -532,8 +523,8 @@ class NeedsRounds:
     async def play(self, prompt: object, agents: object) -> None: ...
 
 
-def test_an_argument_that_the_workflow_needs_is_told_before_the_run() -> None:
-    assert complaint(RECIPE, **{"rollout.workflow.name": f"{__name__}:NeedsRounds"}) == (
+def test_a_missing_workflow_argument_is_reported_before_the_run() -> None:
+    assert error_of(RECIPE, **{"rollout.workflow.name": f"{__name__}:NeedsRounds"}) == (
         f"recipe, line 11: rollout.workflow.args: do not fit the workflow {__name__}:NeedsRounds: "
         "missing a required argument: 'rounds'"
     )
@@ -553,41 +544,39 @@ class Patient:
         return False
 
 
-def test_methods_that_are_awaited_and_are_no_coroutines_and_the_reverse_are_told_before_the_run() -> (
-    None
-):
-    assert complaint(RECIPE, **{"rollout.workflow.reward": f"{__name__}:Hasty"}).startswith(
+def test_async_methods_that_must_be_sync_and_the_reverse_are_reported_before_the_run() -> None:
+    assert error_of(RECIPE, **{"rollout.workflow.reward": f"{__name__}:Hasty"}).startswith(
         f"--set rollout.workflow.reward: {__name__}:Hasty has a score that cannot be awaited: "
         "write async def score; "
     )
-    assert complaint(RECIPE, **{"data.filter": [f"{__name__}:Patient"]}).startswith(
+    assert error_of(RECIPE, **{"data.filter": [f"{__name__}:Patient"]}).startswith(
         f"--set data.filter: data.filter.0: {__name__}:Patient has a keep that would have to be "
         "awaited: write def keep without"
     )
 
 
-def test_a_lease_shorter_than_two_beats_is_refused() -> None:
-    message = complaint(RECIPE, **{"rollout.lease_ttl_s": 3})
+def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
+    message = error_of(RECIPE, **{"rollout.lease_ttl_s": 3})
     assert message == (
         "--set rollout.lease_ttl_s: 3 s is too short for beats every 2 s "
         "(supervise.heartbeat_interval_s); use 4 or more"
     )
 
 
-def test_a_heartbeat_limit_below_two_beats_is_refused() -> None:
-    message = complaint(RECIPE, **{"supervise.heartbeat_limit_s": 1})
+def test_a_heartbeat_limit_below_two_intervals_is_refused() -> None:
+    message = error_of(RECIPE, **{"supervise.heartbeat_limit_s": 1})
     assert message.endswith("1 s would call members with beats every 2 s lost; use 4 or more")
 
 
 def test_a_model_folder_without_a_config_is_refused(tmp_path: Path) -> None:
-    message = complaint(RECIPE, **{"policies.solver.model.path": str(tmp_path)})
+    message = error_of(RECIPE, **{"policies.solver.model.path": str(tmp_path)})
     assert message.endswith(
         f"{tmp_path} holds no config.json; name a folder saved with save_pretrained"
     )
 
 
-def test_names_that_cannot_be_part_of_a_key_are_refused() -> None:
-    message = complaint(RECIPE + "  regions: {us/east: {workers: 1}}\n")
+def test_invalid_names_are_refused() -> None:
+    message = error_of(RECIPE + "  regions: {us/east: {workers: 1}}\n")
     assert message.startswith(
         "recipe, line 12: rollout.regions.us/east: a name is at most 60 letters, digits, - and _ "
         "only"
@@ -599,13 +588,13 @@ def test_names_that_cannot_be_part_of_a_key_are_refused() -> None:
 )
 def test_settings_of_a_region_without_workers_are_refused(key: str, value: str) -> None:
     regions = f"  regions: {{us-east: {{}}, eu-west: {{workers: 0, {key}: '{value}'}}}}\n"
-    assert complaint(RECIPE + regions) == (
+    assert error_of(RECIPE + regions) == (
         f"recipe, line 12: rollout.regions.eu-west.{key}: has no effect with workers: 0; leave it "
         "out, or set workers"
     )
 
 
-def test_a_recipe_that_leaves_a_region_out_drops_its_settings(tmp_path: Path) -> None:
+def test_a_recipe_that_removes_a_region_drops_its_settings(tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
     base.write_text(RECIPE + "  regions: {us-east: {}, eu-west: {mirror: 's3://eu/x'}}\n")
     regions = load(str(base), {"rollout.regions.eu-west.workers": 0}).rollout.regions
@@ -613,46 +602,44 @@ def test_a_recipe_that_leaves_a_region_out_drops_its_settings(tmp_path: Path) ->
     assert load(str(base), {}).rollout.regions["eu-west"].mirror == "s3://eu/x"
 
 
-def test_no_worker_anywhere_is_refused() -> None:
-    message = complaint(RECIPE + "  regions: {us-east: {workers: 0}}\n")
+def test_a_recipe_without_workers_is_refused() -> None:
+    message = error_of(RECIPE + "  regions: {us-east: {workers: 0}}\n")
     assert message.endswith(
         "rollout.regions has no worker at all; set workers: 1 or more in at least one region"
     )
 
 
-def test_a_misspelt_section_in_an_override_is_blamed_on_the_override_and_told_its_neighbour() -> (
-    None
-):
-    message = complaint(RECIPE, **{"policies.slover.train.lr": 1})
+def test_a_misspelt_section_in_an_override_is_reported_for_the_override() -> None:
+    message = error_of(RECIPE, **{"policies.slover.train.lr": 1})
     assert message == (
         "--set policies.slover.train.lr: policies.slover.model: is missing; add it, or did you "
         "mean solver instead of slover?"
     )
 
 
-def test_an_item_of_an_overridden_list_is_not_blamed_on_the_line_of_the_item_it_replaced() -> None:
+def test_an_overridden_list_item_is_not_reported_at_the_line_it_replaced() -> None:
     text = RECIPE.replace("data:\n", "data:\n  filter:\n    - zero_advantage\n")
-    assert complaint(text, **{"data.filter": ["foo"]}).startswith(
+    assert error_of(text, **{"data.filter": ["foo"]}).startswith(
         "--set data.filter: data.filter.0: "
     )
 
 
-def test_a_folder_in_place_of_a_prompt_file_is_called_a_folder(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_prompt_file_is_reported_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
-    assert complaint(RECIPE, **{"prompts.path": str(tmp_path)}) == (
+    assert error_of(RECIPE, **{"prompts.path": str(tmp_path)}) == (
         f"--set prompts.path: data.prompts.path: {tmp_path} is a folder; name one file, such as "
         f"{tmp_path}/train.jsonl"
     )
 
 
-def test_a_mirror_that_is_no_store_or_holds_credentials_is_refused_without_repeating_them() -> None:
+def test_an_invalid_mirror_url_is_refused_without_repeating_credentials() -> None:
     region = {"rollout.regions.us-east.mirror": "s3://AKIA:hush@bucket/x"}
-    message = complaint(RECIPE, **region)
+    message = error_of(RECIPE, **region)
     assert message.startswith(
         "--set rollout.regions.us-east.mirror: the store URL s3://…@bucket/x has more than"
     )
     assert "hush" not in message
-    assert "unknown scheme 'gs'" in complaint(
+    assert "unknown scheme 'gs'" in error_of(
         RECIPE, **{"rollout.regions.us-east.mirror": "gs://bucket/x"}
     )
     url = "s3://bucket/x?endpoint=http://127.0.0.1:9000&profile=eu"
@@ -662,7 +649,7 @@ def test_a_mirror_that_is_no_store_or_holds_credentials_is_refused_without_repea
     )
 
 
-def test_a_mirror_in_a_folder_is_the_same_folder_for_every_service(
+def test_a_mirror_folder_is_the_same_for_every_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -676,16 +663,16 @@ def test_a_mirror_in_a_folder_is_the_same_folder_for_every_service(
     )
 
 
-def test_a_mirror_that_two_regions_name_is_refused_at_the_second(
+def test_a_mirror_of_two_regions_is_refused_at_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     near, far = "rollout.regions.us-east.mirror", "rollout.regions.eu-west.mirror"
-    for one, other in (
+    for item, other in (
         ("s3://eu/x?profile=eu", "s3://eu/x/?profile=eu"),
         ("near", (tmp_path / "near").as_uri()),
     ):
-        assert complaint(RECIPE, **{near: one, far: other}) == (
+        assert error_of(RECIPE, **{near: item, far: other}) == (
             f"--set {far}: is the mirror of us-east too, and both would copy into it; give each "
             "region its own bucket or prefix"
         )
@@ -696,7 +683,7 @@ def test_a_mirror_that_two_regions_name_is_refused_at_the_second(
     assert len(regions) == 4
 
 
-def test_the_paths_of_a_recipe_as_overrides_mean_the_same_files_in_another_folder(
+def test_recipe_paths_as_overrides_refer_to_the_same_files_in_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
@@ -726,7 +713,7 @@ def test_the_paths_of_a_recipe_as_overrides_mean_the_same_files_in_another_folde
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("named", ["mine", "mine.yaml", "sub/other.yaml", "multi_policy_tiny"])
-def test_a_recipe_means_the_same_to_a_process_in_another_folder(
+def test_a_recipe_is_the_same_in_a_process_of_another_folder(
     named: str, elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "here"
@@ -748,7 +735,7 @@ def test_a_recipe_means_the_same_to_a_process_in_another_folder(
     assert (sent == named) == (named == "multi_policy_tiny")
 
 
-def test_a_recipe_that_is_text_is_sent_with_what_it_extends(
+def test_a_recipe_given_as_text_is_sent_with_its_bases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "recipes").mkdir()
@@ -761,7 +748,7 @@ def test_a_recipe_that_is_text_is_sent_with_what_it_extends(
     assert load(sent) == meant
 
 
-def test_what_a_recipe_holds_is_sent_as_it_was() -> None:
+def test_the_content_of_a_recipe_is_sent_unchanged() -> None:
     values = {
         "words": "😀 ä",
         "number": "1e-4",
@@ -788,21 +775,21 @@ def test_what_a_recipe_holds_is_sent_as_it_was() -> None:
         ("policies.solver.train.engine", "os:abort"),
     ],
 )
-def test_a_recipe_that_names_the_standard_library_is_refused_before_anything_is_called(
+def test_a_recipe_that_names_the_standard_library_is_refused_before_any_call(
     key: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    message = complaint(RECIPE, **{key: value})
+    message = error_of(RECIPE, **{key: value})
     assert message.startswith(f"--set {key}: ")
     assert "is part of Python's standard library" in message or "is not an import path" in message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wrong_arguments_and_missing_methods_of_an_algorithm_are_told_before_the_run() -> None:
+def test_wrong_arguments_and_missing_methods_of_an_algorithm_are_reported_before_the_run() -> None:
     wrong = [{"name": "zero_advantage", "args": {"epsilon": 1}}]
-    message = complaint(RECIPE, **{"data.sample": [NOT_ONE]})
+    message = error_of(RECIPE, **{"data.sample": [NOT_ONE]})
     refused = "--set data.filter: data.filter.0.args: has no effect with name: zero_advantage; leave it out, or set name: "
-    assert complaint(RECIPE, **{"data.filter": wrong}) == f"{refused}package.module:Name"
+    assert error_of(RECIPE, **{"data.filter": wrong}) == f"{refused}package.module:Name"
     assert (
         f"--set data.sample: data.sample.0: {NOT_ONE} has no arrange; a sampler is a class with "
         "arrange(draft)" in message
@@ -812,8 +799,8 @@ def test_wrong_arguments_and_missing_methods_of_an_algorithm_are_told_before_the
 NOT_ONE = "data_ops.algorithms.filters:ZeroAdvantage"
 
 
-def test_unknown_engines_and_rewards_are_told_the_known_ones() -> None:
-    message = complaint(
+def test_unknown_engines_and_rewards_are_reported_with_lists_of_names() -> None:
+    message = error_of(
         RECIPE,
         **{
             "rollout.engine.name": "warp",
@@ -828,7 +815,7 @@ def test_unknown_engines_and_rewards_are_told_the_known_ones() -> None:
         assert f"is not known; use one of {known}, or an import path" in message
 
 
-def test_an_engine_that_is_installed_only_where_the_workers_run_is_not_looked_for_here() -> None:
+def test_an_engine_installed_only_on_the_workers_is_not_imported_locally() -> None:
     config = load(
         RECIPE,
         {
@@ -847,21 +834,21 @@ def test_a_model_folder_with_a_symbolic_link_is_refused_before_anything_starts(
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "tokenizer.json").symlink_to(tmp_path / "theirs")
     text = RECIPE.replace("{tiny: {}}", "{path: " + str(tmp_path / "model") + "}")
-    assert complaint(text).startswith(
+    assert error_of(text).startswith(
         f"recipe, line 5: policies.solver.model.path: {tmp_path}/model/tokenizer.json is a "
         f"symbolic link to {tmp_path}/theirs; "
     )
 
 
-def test_a_time_written_like_a_clock_is_no_number() -> None:
+def test_a_time_in_clock_notation_is_not_a_number() -> None:
     assert (
-        complaint("single_policy_tiny", **{"steps": "1:30"})
+        error_of("single_policy_tiny", **{"steps": "1:30"})
         == "--set steps: must be a whole number, not '1:30'"
     )
 
 
-def test_a_very_long_key_is_cut_in_the_message() -> None:
-    said = complaint("single_policy_tiny", **{"a" * 5000: 1})
-    assert "aaa…" in said
-    assert "unknown key" in said
-    assert len(said) < 1000
+def test_a_very_long_key_is_shortened_in_the_message() -> None:
+    error = error_of("single_policy_tiny", **{"a" * 5000: 1})
+    assert "aaa…" in error
+    assert "unknown key" in error
+    assert len(error) < 1000

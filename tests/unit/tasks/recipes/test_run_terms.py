@@ -1,5 +1,5 @@
-"""The terms that a run is verified against: read from its configuration, and refused with the
-setting's name where that has none.
+"""The terms that a run is verified against: read from its configuration; a missing setting is
+refused with its name.
 """
 
 import pytest
@@ -44,7 +44,7 @@ def test_the_terms_are_those_of_the_configuration(memory_store: ObjectStore) -> 
     )
 
 
-def test_a_run_whose_record_is_missing_or_damaged_has_no_terms(memory_store: ObjectStore) -> None:
+def test_a_run_with_a_missing_or_damaged_record_has_no_terms(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "r", GOOD)
     run.put(layout.RUN, b"{}")
     with pytest.raises(

@@ -34,7 +34,7 @@ def test_broken_yaml_names_its_line() -> None:
         parse("a: 1\nb: [1, 2\n", "r")
 
 
-def test_a_list_is_no_recipe() -> None:
+def test_a_list_is_not_a_recipe() -> None:
     with pytest.raises(ConfigError, match=r"^r, line 1: a recipe is `key: value` lines$"):
         parse("- a\n- b\n", "r")
 
@@ -55,7 +55,7 @@ def test_extends_merges_sections_and_replaces_lists(tmp_path: Path) -> None:
     assert source.place(("a", "y")).source.endswith("mine.yaml")
 
 
-def test_extending_with_another_source_takes_the_bases_choice_away(tmp_path: Path) -> None:
+def test_another_source_than_the_bases_drops_the_bases_source(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
         "data:\n  prompts: {builtin: chained_addition, split: train}\n"
     )
@@ -70,14 +70,14 @@ def test_recipes_that_extend_each_other_are_refused(tmp_path: Path) -> None:
         read_source("a", (tmp_path,))
 
 
-def test_overrides_reach_every_policy_with_a_star() -> None:
+def test_overrides_with_a_star_apply_to_every_policy() -> None:
     source = parse("policies:\n  solver: {lr: 1}\n  verifier: {lr: 2}\n", "r")
     override(source, {"policies.*.lr": 3, "policies.solver.steps": 4})
     assert source.data == {"policies": {"solver": {"lr": 3, "steps": 4}, "verifier": {"lr": 3}}}
     assert str(source.place(("policies", "verifier", "lr"))) == "--set policies.*.lr"
 
 
-def test_prompts_is_short_for_data_prompts() -> None:
+def test_the_key_prompts_is_short_for_data_prompts() -> None:
     source = parse("data:\n  prompts: {builtin: chained_addition}\n", "r")
     override(source, {"prompts.path": "x.jsonl"})
     assert source.data == {"data": {"prompts": {"path": "x.jsonl"}}}
@@ -98,7 +98,7 @@ def test_assignments_are_read_as_yaml() -> None:
     }
 
 
-def test_an_assignment_without_a_value_shows_how_to_write_it() -> None:
+def test_an_assignment_without_a_value_shows_the_correct_form() -> None:
     with pytest.raises(ConfigError, match=r"^--set steps: write it as key=value"):
         parse_assignments(["steps"])
 
@@ -118,7 +118,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...]
     return tmp_path / "ours", tmp_path / "work" / "recipes"
 
 
-def test_the_name_of_a_built_in_recipe_means_that_one_whatever_lies_in_the_working_directory(
+def test_the_name_of_a_built_in_recipe_has_priority_over_local_files(
     folders: tuple[Path, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read_source("tiny", folders).data == {"steps": 1}
@@ -133,21 +133,21 @@ def test_the_name_of_a_built_in_recipe_means_that_one_whatever_lies_in_the_worki
 @pytest.mark.parametrize(
     "name", ["./tiny", "tiny.yaml", "./tiny.yaml", "tiny.yml", "recipes/tiny.yaml"]
 )
-def test_a_path_means_the_file(
+def test_a_path_selects_the_file(
     name: str, folders: tuple[Path, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert read_source(name, folders).data == {"steps": 666, "name": name.removeprefix("./")}
     assert caplog.records == []
 
 
-def test_a_recipe_of_the_working_directorys_own_folder_is_named_where_no_built_in_has_its_name(
+def test_a_local_recipe_can_be_named_without_its_path_if_no_built_in_one_has_its_name(
     folders: tuple[Path, ...],
 ) -> None:
     assert read_source("mine", folders).data == {"steps": 666, "name": "recipes/mine.yaml"}
 
 
 @pytest.mark.parametrize("base", ["tiny", "long"])
-def test_what_a_recipe_extends_by_name_is_the_built_in_one_too(
+def test_a_recipe_extends_a_built_in_one_by_name(
     base: str, folders: tuple[Path, ...], tmp_path: Path
 ) -> None:
     file = tmp_path / "work" / "recipes" / "above.yaml"
@@ -164,7 +164,7 @@ def test_what_a_recipe_extends_by_name_is_the_built_in_one_too(
     }
 
 
-def test_what_a_recipe_extends_by_path_is_seen_from_its_own_folder_and_then_from_the_working_directory(
+def test_an_extends_path_is_relative_to_the_recipe_and_then_to_the_working_directory(
     folders: tuple[Path, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "work" / "recipes" / "above.yaml").write_text("extends: tiny.yaml\n")
@@ -173,7 +173,7 @@ def test_what_a_recipe_extends_by_path_is_seen_from_its_own_folder_and_then_from
     assert read_source("recipes/above.yaml", folders).data["name"] == "tiny.yml"
 
 
-def test_a_name_that_is_only_a_files_without_its_path_says_how_to_name_it(
+def test_a_file_name_without_its_path_gives_an_error_with_the_path(
     folders: tuple[Path, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "work" / "other.yaml").write_text("steps: 7\n")
@@ -186,7 +186,7 @@ def test_a_name_that_is_only_a_files_without_its_path_says_how_to_name_it(
         read_source("long.yaml", folders)
 
 
-def test_a_file_that_is_the_built_in_one_itself_is_no_other(
+def test_the_file_of_a_built_in_recipe_does_not_conflict_with_its_name(
     folders: tuple[Path, ...], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folders[0])
@@ -195,13 +195,13 @@ def test_a_file_that_is_the_built_in_one_itself_is_no_other(
 
 
 @pytest.mark.parametrize("name", ["é" * 150, f"{'é' * 150}/mine.yaml", f"./{'é' * 190}.yaml"])
-def test_a_name_that_no_file_system_takes_is_no_recipe(name: str, tmp_path: Path) -> None:
+def test_a_name_invalid_on_every_file_system_is_refused(name: str, tmp_path: Path) -> None:
     for read in (read_source, find):
         with pytest.raises(ConfigError, match="no such recipe"):
             read(name, (tmp_path,))
 
 
-def test_numbers_mean_what_they_look_like_and_not_what_yaml_1_1_makes_of_them() -> None:
+def test_numbers_are_read_as_written_and_not_by_yaml_1_1_rules() -> None:
     written = (
         "a=010",
         "b=1:30",

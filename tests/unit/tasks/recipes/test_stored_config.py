@@ -1,5 +1,5 @@
-"""`tests/old_run/all_variants/run.json` is that of a run of an earlier release, with its bytes as
-they were; it was made from the `recipe.yaml` beside it.
+"""`tests/old_run/all_variants/run.json` is that of a run of an earlier release with its original
+bytes; it was made from the `recipe.yaml` beside it.
 """
 
 import json
@@ -33,7 +33,7 @@ def stored() -> Json:
     return config
 
 
-def test_an_old_run_is_read_as_the_recipe_that_it_was_made_from(old: ObjectStore) -> None:
+def test_the_configuration_of_an_old_run_equals_its_recipe(old: ObjectStore) -> None:
     config = read_config(old)
     assert config == load(RECIPE)
     losses = [policy.train.loss for policy in config.policies.values()]
@@ -59,7 +59,7 @@ def test_an_old_run_is_resumed_with_its_recipe_and_refused_with_another(
         runs.check_restart(memory_store, "old-1", other, filled)
 
 
-def test_only_settings_of_variants_that_are_not_selected_are_removed() -> None:
+def test_only_settings_of_unselected_variants_are_removed() -> None:
     before = stored()
     after = migrated(before)
     solver, verifier = (after["policies"][name]["train"]["loss"] for name in ("solver", "verifier"))
@@ -95,12 +95,12 @@ def test_only_settings_of_variants_that_are_not_selected_are_removed() -> None:
     assert after["data"]["advantage"] == before["data"]["advantage"]
 
 
-def test_the_form_of_this_release_is_not_changed() -> None:
+def test_a_configuration_of_this_release_is_not_changed() -> None:
     config = load(RECIPE).model_dump(mode="json")
     assert migrated(config) == config == filled(config)
 
 
-def test_a_setting_that_no_variant_has_is_refused_with_its_key(memory_store: ObjectStore) -> None:
+def test_a_setting_of_no_variant_is_refused_with_its_key(memory_store: ObjectStore) -> None:
     config = stored()
     config["policies"]["solver"]["train"]["loss"]["clip"] = 0.2
     config["policies"]["verifier"]["train"]["loss"]["name"] = "grpo"
@@ -118,14 +118,14 @@ def test_a_setting_that_no_variant_has_is_refused_with_its_key(memory_store: Obj
     assert filled(config) == config
 
 
-def test_a_config_that_was_stored_before_a_default_came_is_filled_up() -> None:
+def test_missing_defaults_of_a_stored_config_are_added() -> None:
     config = load(RECIPE).model_dump(mode="json")
     del config["policies"]["solver"]["train"]["anchor_every"]
     assert filled(config) == load(RECIPE).model_dump(mode="json")
     assert filled({"steps": "none any more"}) == {"steps": "none any more"}
 
 
-def test_a_stored_configuration_that_names_code_is_read_without_importing_it(
+def test_a_stored_configuration_with_import_paths_is_read_without_importing(
     memory_store: ObjectStore,
 ) -> None:
     config = load(RECIPE).model_dump(mode="json")

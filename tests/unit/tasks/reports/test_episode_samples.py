@@ -9,24 +9,24 @@ from tests.support.runs import builders
 from tests.support.runs.small_run import SmallRun
 
 
-def test_tokens_are_grouped_by_who_sampled_them_and_at_which_version() -> None:
-    made = SmallRun("episodes-pieces")
+def test_tokens_are_grouped_by_policy_and_version() -> None:
+    small_run = SmallRun("episodes-pieces")
     attempt = builders.sequence(prompt=(11, 12), answer=(40, 41, 2), version=3)
     attempt = replace(attempt, versions=np.array([-1, -1, 3, 3, 4], dtype=np.int32))
     verdict = builders.sequence(
         prompt=(11,), answer=(50,), policy="verifier", version=2, name="verdict", reward=0.0
     )
     play = builders.episode(attempt, verdict, reward=0.0, first_attempt=0.0, final=0.0)
-    shards.create(made.run, builders.shard(builders.group(play)))
-    (found,) = sample_episodes(made.run, 1, "solver")
-    assert (found.outcome, found.question, found.answer, found.place) == (
+    shards.create(small_run.run, builders.shard(builders.group(play)))
+    (result,) = sample_episodes(small_run.run, 1, "solver")
+    assert (result.outcome, result.question, result.answer, result.place) == (
         "wrong",
         "7+8-3=?",
         "12",
         "order 0 · prompt 0 · sample 0",
     )
-    assert found.versions == {"solver": (3, 4), "verifier": (2, 2)}
-    first, second = found.turns
+    assert result.versions == {"solver": (3, 4), "verifier": (2, 2)}
+    first, second = result.turns
     assert (first.name, first.policies, first.reward) == ("attempt", ("solver",), 1.0)
     assert first.pieces == (
         Piece("", -1, (("⟨11⟩", 0.0), ("⟨12⟩", 0.0))),
@@ -36,15 +36,15 @@ def test_tokens_are_grouped_by_who_sampled_them_and_at_which_version() -> None:
     assert (second.name, second.policies, second.reward) == ("verdict", ("verifier",), 0.0)
 
 
-def test_the_policys_tokenizer_turns_tokens_into_text() -> None:
+def test_tokens_are_decoded_by_the_tokenizer_of_their_policy() -> None:
     from tokenizers import Tokenizer, models
 
     words = Tokenizer(models.WordLevel({"7": 11, "+": 12, "=": 40, "1": 41, "5": 2}, unk_token="="))
-    made = SmallRun("episodes-text")
-    made.version("solver", 0, {"tokenizer.json": words.to_str().encode()})
-    shards.create(made.run, builders.shard(builders.group(builders.episode())))
-    (found,) = sample_episodes(made.run, 1, "solver")
-    assert "".join(text for piece in found.turns[0].pieces for text, _ in piece.tokens) == "7+=15"
+    small_run = SmallRun("episodes-text")
+    small_run.version("solver", 0, {"tokenizer.json": words.to_str().encode()})
+    shards.create(small_run.run, builders.shard(builders.group(builders.episode())))
+    (result,) = sample_episodes(small_run.run, 1, "solver")
+    assert "".join(text for piece in result.turns[0].pieces for text, _ in piece.tokens) == "7+=15"
 
 
 def test_each_outcome_of_a_group_is_shown_once() -> None:
@@ -53,33 +53,39 @@ def test_each_outcome_of_a_group_is_shown_once() -> None:
         for first, final in [(1.0, 1.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (0.0, 0.0)]
     ]
     plays.append(builders.episode(error="timeout after 60 s", failure_kind=FailureKind.TIMEOUT))
-    made = SmallRun("episodes-outcomes")
-    shards.create(made.run, builders.shard(builders.group(*plays)))
-    found = sample_episodes(made.run, 1, "solver")
-    assert sorted(one.outcome for one in found) == ["failed", "mended", "right", "spoiled", "wrong"]
-    failed = next(one for one in found if one.outcome == "failed")
+    small_run = SmallRun("episodes-outcomes")
+    shards.create(small_run.run, builders.shard(builders.group(*plays)))
+    result = sample_episodes(small_run.run, 1, "solver")
+    assert sorted(item.outcome for item in result) == [
+        "failed",
+        "mended",
+        "right",
+        "spoiled",
+        "wrong",
+    ]
+    failed = next(item for item in result if item.outcome == "failed")
     assert (failed.error, failed.failure_kind) == ("timeout after 60 s", FailureKind.TIMEOUT)
 
 
 def test_episodes_come_from_the_whole_run() -> None:
-    made = SmallRun("episodes-phases")
+    small_run = SmallRun("episodes-phases")
     for number in range(9):
-        made.shard(number)
-    phases = {one.order: one.phase for one in sample_episodes(made.run, 9, "solver")}
+        small_run.shard(number)
+    phases = {item.order: item.phase for item in sample_episodes(small_run.run, 9, "solver")}
     assert phases[0] == "early"
     assert phases[4] == "middle"
     assert phases[8] == "late"
 
 
-def test_the_middle_of_a_long_sequence_is_left_out() -> None:
-    made = SmallRun("episodes-long")
+def test_the_middle_of_a_long_sequence_is_omitted() -> None:
+    small_run = SmallRun("episodes-long")
     long = builders.sequence(answer=(7,) * 5000)
-    shards.create(made.run, builders.shard(builders.group(builders.episode(long))))
-    (found,) = sample_episodes(made.run, 1, "solver")
-    texts = [text for piece in found.turns[0].pieces for text, _ in piece.tokens]
+    shards.create(small_run.run, builders.shard(builders.group(builders.episode(long))))
+    (result,) = sample_episodes(small_run.run, 1, "solver")
+    texts = [text for piece in result.turns[0].pieces for text, _ in piece.tokens]
     assert len(texts) == TOKENS_PER_SEQUENCE_MAX + 1
     assert texts.count(LEFT_OUT) == 1
-    assert found.turns[0].num_tokens == 5002
+    assert result.turns[0].num_tokens == 5002
 
 
 def test_a_run_without_orders_has_no_episodes() -> None:

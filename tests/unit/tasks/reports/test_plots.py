@@ -30,7 +30,7 @@ def test_ticks_are_round_numbers_that_cover_the_values(
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 3e-14), (1.0, 1.0 + 4e-16), (-2e-15, 1e-15)])
-def test_values_that_differ_by_next_to_nothing_still_have_an_axis(low: float, high: float) -> None:
+def test_almost_equal_values_have_an_axis(low: float, high: float) -> None:
     ticks = nice_ticks(low, high)
     assert ticks[0] <= low
     assert ticks[-1] >= high
@@ -47,7 +47,7 @@ def test_values_are_placed_between_the_axes() -> None:
     assert 'd="M56.0 220.0L546.0 34.0"' in svg
 
 
-def test_a_gap_lifts_the_pen() -> None:
+def test_a_gap_interrupts_the_line() -> None:
     svg = line_chart(
         [Line(name="a", xs=[0, 1, 2], ys=[0.0, math.nan, 1.0], color=0)],
         x_label="step",
@@ -75,7 +75,7 @@ def test_percent_and_limits_are_labelled() -> None:
         [Line(name="a", xs=[1.0], ys=[math.nan], color=0)],
     ],
 )
-def test_a_chart_without_values_says_so(lines: list[Line]) -> None:
+def test_a_chart_without_values_shows_a_message(lines: list[Line]) -> None:
     assert texts(line_chart(lines, x_label="step", y_label="reward")) == ["no reward yet"]
 
 
@@ -85,7 +85,7 @@ def test_a_single_point_is_visible() -> None:
     )
 
 
-def test_names_from_outside_are_escaped() -> None:
+def test_foreign_names_are_escaped() -> None:
     svg = line_chart(
         [Line(name="<b>&", xs=[0, 1], ys=[0, 1], color=0)], x_label="step", y_label="loss"
     )
@@ -93,14 +93,14 @@ def test_names_from_outside_are_escaped() -> None:
     assert "<b>&" in texts(svg)
 
 
-def test_bars_of_a_histogram_are_as_high_as_their_counts() -> None:
+def test_the_bars_of_a_histogram_are_as_high_as_their_counts() -> None:
     svg = histogram({"solver": {0: 5, 2: 10}}, x_label="age", y_label="sequences", colors=[0])
-    heights = [float(found) for found in re.findall(r'height="([\d.]+)"><title>solver', svg)]
+    heights = [float(match) for match in re.findall(r'height="([\d.]+)"><title>solver', svg)]
     assert heights == [93.0, 186.0]
     assert {"solver, 0: 5", "solver, 2: 10"} <= set(texts(svg))
 
 
-def test_components_of_a_bar_follow_each_other_in_proportion() -> None:
+def test_components_of_a_bar_are_consecutive_and_proportional() -> None:
     svg = stacked_bars(
         {"trainer": {"step": 30.0, "wait": 70.0}}, unit="seconds", colors={"step": 0, "wait": 7}
     )
@@ -113,7 +113,7 @@ def test_components_of_a_bar_follow_each_other_in_proportion() -> None:
     assert "trainer, wait: 70 seconds (70%)" in texts(svg)
 
 
-def test_overlapping_spans_stack_and_later_ones_come_back_up() -> None:
+def test_overlapping_spans_are_stacked_and_later_ones_use_free_rows() -> None:
     bars = [Bar(0, 2, 0, "first"), Bar(1, 3, 0, "second"), Bar(2, 4, 0, "third")]
     svg = lanes([Lane("worker", bars, [(1.0, "version 1")])], x_label="minutes")
     tops = dict(
@@ -133,7 +133,7 @@ def test_thinning_keeps_both_ends() -> None:
     assert thin(points, 10) == points
 
 
-def test_smoothing_is_the_mean_of_the_last_values_and_skips_gaps() -> None:
+def test_smoothing_is_the_mean_of_the_last_values_without_gaps() -> None:
     assert smooth([0, 2, 4], 2) == [0, 1, 3]
     assert smooth([1, math.nan, 3], 2) == [1, 1, 2]
     assert math.isnan(smooth([math.nan, 1], 2)[0])
@@ -150,12 +150,12 @@ def test_smoothing_is_the_mean_of_the_last_values_and_skips_gaps() -> None:
         (-3.5, "-3.5"),
     ],
 )
-def test_numbers_are_short(value: float, text: str) -> None:
+def test_numbers_are_shortened(value: float, text: str) -> None:
     assert number(value) == text
 
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 5e-324, float("inf"), float("nan")])
-def test_a_value_without_a_place_leaves_a_gap_and_the_others_are_drawn(value: float) -> None:
+def test_a_value_that_is_not_finite_leaves_a_gap(value: float) -> None:
     drawn = line_chart(
         [Line(name="solver", xs=[0, 1, 2], ys=[0.25, value, 0.75], color=0)],
         x_label="step",
@@ -166,5 +166,5 @@ def test_a_value_without_a_place_leaves_a_gap_and_the_others_are_drawn(value: fl
     assert "solver at 1: " not in drawn or value == 5e-324
 
 
-def test_ticks_of_a_range_that_is_no_range_are_finite() -> None:
+def test_ticks_of_an_invalid_range_are_finite() -> None:
     assert nice_ticks(0.0, 5e-324) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]

@@ -11,7 +11,7 @@ VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
 class Balanced(HTMLParser):
-    """Collects text and fails on tags that do not close in order."""
+    """Collects text and fails on tags that are not closed in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,26 +36,29 @@ def text_of(page: str) -> str:
     return " ".join(" ".join(parser.words).split())
 
 
-def test_a_run_that_learned_shows_before_and_after() -> None:
-    made = SmallRun("report-learned")
+def test_a_report_shows_episodes_before_and_after_training() -> None:
+    small_run = SmallRun("report-learned")
     for policy in ("solver", "verifier"):
-        made.version(policy, 0)
+        small_run.version(policy, 0)
         for step in range(1, 5):
-            made.batch(
+            small_run.batch(
                 policy, step, reward__mean=0.2 * step, staleness__mean=0.5, staleness__max=1.0
             )
-            made.version(policy, step, loss=0.1, grad_norm=1.0)
-    made.order(0)
-    made.shard(0)
-    made.evaluation(0, [1, 0, 0, 0], [1, 1, 0, 0])
-    made.evaluation(4, [1, 1, 1, 0], [1, 1, 1, 1])
-    made.beat(
-        "trainer", "trainer-solver", made.created_s, seconds={"step": 3.0, "wait": 1.0, "cpu": 3.0}
+            small_run.version(policy, step, loss=0.1, grad_norm=1.0)
+    small_run.order(0)
+    small_run.shard(0)
+    small_run.evaluation(0, [1, 0, 0, 0], [1, 1, 0, 0])
+    small_run.evaluation(4, [1, 1, 1, 0], [1, 1, 1, 1])
+    small_run.beat(
+        "trainer",
+        "trainer-solver",
+        small_run.created_s,
+        seconds={"step": 3.0, "wait": 1.0, "cpu": 3.0},
     )
-    made.stop("completed", "all policies reached version 4", made.created_s + 75)
-    page = write_report(made.run, RUN_ID)
+    small_run.stop("completed", "all policies reached version 4", small_run.created_s + 75)
+    page = write_report(small_run.run, RUN_ID)
     text = text_of(page)
-    assert made.run.get(layout.REPORT).decode() == page
+    assert small_run.run.get(layout.REPORT).decode() == page
     assert "25.0% → 75.0%" in text
     assert "+50.0 points, 4 held-out problems of chained_addition" in text
     assert "50.0% → 100.0%" in text
@@ -67,7 +70,7 @@ def test_a_run_that_learned_shows_before_and_after() -> None:
     assert "⟨40⟩" in text
 
 
-def test_the_page_loads_nothing_from_elsewhere() -> None:
+def test_the_page_loads_no_external_resource() -> None:
     page = write_report(SmallRun("report-self-contained").run, RUN_ID)
     outside = re.findall(
         r'(?:src|href)="(?!#)[^"]*"|url\(|@import|https?://(?!www\.w3\.org/2000/svg)', page
@@ -75,37 +78,37 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
     assert outside == []
 
 
-def test_a_run_before_its_first_step_has_a_report_too() -> None:
+def test_a_run_before_its_first_step_has_a_report() -> None:
     text = text_of(write_report(SmallRun("report-empty").run, RUN_ID))
     assert "no reward yet" in text
     assert "No episode has been played yet." in text
     assert "0 / 4" in text
 
 
-def test_a_cancelled_run_with_damage_shows_what_is_left() -> None:
-    made = SmallRun("report-damaged")
-    made.version("solver", 0)
-    made.batch("solver", 1, reward__mean=0.5)
-    made.order(0)
-    made.order(1)
-    made.shard(0)
+def test_a_report_of_a_damaged_cancelled_run_shows_the_readable_objects() -> None:
+    small_run = SmallRun("report-damaged")
+    small_run.version("solver", 0)
+    small_run.batch("solver", 1, reward__mean=0.5)
+    small_run.order(0)
+    small_run.order(1)
+    small_run.shard(0)
     for key in (
         "batches/verifier/00000001.arrow",
         "shards/00000001.arrow",
         "evals/solver-00000000.arrow",
     ):
-        made.run.put(key, b"damage")
-    made.stop("cancelled", "the flow run was cancelled", made.created_s + 5)
-    text = text_of(write_report(made.run, RUN_ID))
+        small_run.run.put(key, b"damage")
+    small_run.stop("cancelled", "the flow run was cancelled", small_run.created_s + 5)
+    text = text_of(write_report(small_run.run, RUN_ID))
     assert "cancelled" in text
     assert "the flow run was cancelled" in text
 
 
-def test_what_models_write_cannot_become_markup() -> None:
-    made = SmallRun("report-escaped")
-    made.order(0)
+def test_output_of_models_is_never_markup() -> None:
+    small_run = SmallRun("report-escaped")
+    small_run.order(0)
     play = builders.episode(error="ValueError: <script>alert(1)</script>")
-    shards.create(made.run, builders.shard(builders.group(play)))
-    page = write_report(made.run, RUN_ID)
+    shards.create(small_run.run, builders.shard(builders.group(play)))
+    page = write_report(small_run.run, RUN_ID)
     assert "<script>alert" not in page
     assert "ValueError: <script>alert(1)</script>" in text_of(page)

@@ -23,12 +23,12 @@ def played(
 
 
 def test_the_log_counts_sampled_tokens_and_skips_orders_without_a_readable_shard() -> None:
-    made = SmallRun("shard-log")
+    small_run = SmallRun("shard-log")
     for number in range(3):
-        made.order(number)
-    made.shard(0)
-    made.run.put("shards/00000002.arrow", b"damage")
-    log = read_shard_log(made.run)
+        small_run.order(number)
+    small_run.shard(0)
+    small_run.run.put("shards/00000002.arrow", b"damage")
+    log = read_shard_log(small_run.run)
     assert log.num_orders == 3
     (only,) = log.played
     assert (only.order, only.worker, only.tokens, only.episodes, only.failed) == (
@@ -42,7 +42,7 @@ def test_the_log_counts_sampled_tokens_and_skips_orders_without_a_readable_shard
     assert only.finished_s - only.started_s == 1.5
 
 
-def test_tokens_count_evenly_over_the_time_an_order_was_played() -> None:
+def test_tokens_are_spread_evenly_over_the_time_of_their_order() -> None:
     log = ShardLog((played(0, 100, 102, 40), played(1, 101, 103, 20)), 2)
     minutes, rates = throughput(log, start_s=100, buckets=3)
     assert minutes == pytest.approx([0.5 / 60, 1.5 / 60, 2.5 / 60])
@@ -55,7 +55,7 @@ def test_a_sampled_log_is_scaled_to_the_whole_run() -> None:
     assert throughput(log, 0.0, buckets=1)[1]["us-east"] == pytest.approx([20.0])
 
 
-def test_lanes_hold_each_workers_orders_by_their_start() -> None:
+def test_lanes_contain_the_orders_of_each_worker_by_their_start() -> None:
     late, early = played(0, 5, 6, 1), played(1, 2, 3, 1)
     other = replace(played(2, 0, 1, 1, "eu-west"))
     assert by_worker([late, early, other]) == {
@@ -64,5 +64,5 @@ def test_lanes_hold_each_workers_orders_by_their_start() -> None:
     }
 
 
-def test_an_empty_log_draws_nothing() -> None:
+def test_an_empty_log_gives_an_empty_plot() -> None:
     assert throughput(ShardLog((), 0), 0.0) == ([], {})

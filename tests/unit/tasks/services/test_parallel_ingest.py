@@ -1,5 +1,5 @@
-"""Shards ingested by parallel tasks: how they are spread over tasks, and when a flow run has had
-its share of tasks.
+"""Shards ingested by parallel tasks: their distribution over tasks, and the end of a window of
+tasks.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Future:
 
 
 class InlineRunner(TaskRunner[Any]):
-    """Runs each task when its result is asked for, without Prefect's engine."""
+    """Runs each task when its result is requested, without Prefect's engine."""
 
     def __init__(self) -> None:
         self.submitted: list[list[int]] = []
@@ -53,7 +53,7 @@ def store(memory_store: ObjectStore) -> Iterator[ObjectStore]:
     parallel_ingest._open_run.cache_clear()
 
 
-def test_each_task_ingests_a_few_shards_and_all_come_back_in_the_order_asked(
+def test_each_task_ingests_a_few_shards_and_results_keep_their_order(
     store: ObjectStore,
 ) -> None:
     runner = InlineRunner()
@@ -70,7 +70,7 @@ def test_each_task_ingests_a_few_shards_and_all_come_back_in_the_order_asked(
     assert ingested[4].shard is not None, "nothing is read twice within a process"
 
 
-def test_a_window_is_full_when_its_tasks_are_used_up_and_not_before(
+def test_a_window_is_full_when_all_its_tasks_are_used(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel_ingest, "TASKS_PER_WINDOW_MAX", 3)
@@ -82,7 +82,7 @@ def test_a_window_is_full_when_its_tasks_are_used_up_and_not_before(
     assert ingest.is_full
 
 
-def test_a_full_window_is_followed_by_the_next_until_the_dataflow_is_through(
+def test_a_full_window_is_followed_by_the_next_until_the_dataflow_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun: list[tuple[str, str, int, int]] = []
@@ -97,7 +97,7 @@ def test_a_full_window_is_followed_by_the_next_until_the_dataflow_is_through(
     assert begun == [("r", "dataflow", 2, number) for number in range(3)]
 
 
-def test_a_dataflow_that_was_stopped_ends_as_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_dataflow_ends_in_the_state_drained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_dataflow, "window_of_dataflow", lambda *_: "stopped")
     monkeypatch.setattr(run_dataflow, "drained", lambda: "drained")
     assert run_dataflow.dataflow.fn("r") == "drained"  # type: ignore[comparison-overlap]  # the state's stand-in

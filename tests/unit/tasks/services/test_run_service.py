@@ -25,14 +25,14 @@ from tests.support.runs.builders import tensors
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-    """The run `r` of the default recipe, in the store that the environment names."""
+    """The run `r` of the default recipe, in the store of the environment."""
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
     return runs.create_run(
         open_store(str(tmp_path)), "r", loader.load("multi_policy_tiny").model_dump(mode="json")
     )
 
 
-def test_a_config_error_fails_the_run_at_once_with_its_message(
+def test_a_config_error_fails_the_run_immediately_with_its_message(
     run: ObjectStore,
 ) -> None:
     with pytest.raises(ConfigError):
@@ -50,7 +50,7 @@ def test_a_config_error_fails_the_run_at_once_with_its_message(
     )
 
 
-def test_a_folder_in_the_place_of_a_members_heartbeat_fails_the_run_at_once_and_is_named(
+def test_a_folder_in_place_of_a_heartbeat_fails_the_run_immediately_and_is_named(
     run: ObjectStore,
 ) -> None:
     run.put("heartbeats/evaluation/evaluation.json/x", b"")
@@ -68,7 +68,7 @@ def test_a_folder_in_the_place_of_a_members_heartbeat_fails_the_run_at_once_and_
     )
 
 
-def test_a_service_of_a_stopped_run_returns_with_a_heartbeat_of_state_done(
+def test_a_service_of_a_stopped_run_returns_with_the_heartbeat_state_done(
     run: ObjectStore,
 ) -> None:
     runs.request_stop(run, Stop("cancelled", "enough", 1.0))
@@ -81,7 +81,7 @@ def test_a_service_of_a_stopped_run_returns_with_a_heartbeat_of_state_done(
     "serve",
     [run_service.run_evaluation, run_service.run_dataflow_window, run_service.run_base_model],
 )
-def test_an_attempt_whose_successor_lives_leaves_as_on_sigterm(
+def test_an_attempt_with_a_live_successor_stops_as_on_sigterm(
     serve: Callable[[str, str, int], object], run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sigterm, "is_being_cancelled", lambda: False)
@@ -103,7 +103,7 @@ def test_an_attempt_whose_successor_lives_leaves_as_on_sigterm(
     assert run.get(layout.heartbeat(kind, kind)) == successor
 
 
-def test_a_window_of_the_dataflow_ends_when_it_has_its_share_of_tasks(
+def test_a_window_of_the_dataflow_ends_after_its_share_of_tasks(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel_ingest, "TASKS_PER_WINDOW_MAX", 0)
@@ -112,7 +112,7 @@ def test_a_window_of_the_dataflow_ends_when_it_has_its_share_of_tasks(
     assert (beat.state, beat.note) == ("done", "the next window begins")
 
 
-def test_a_worker_of_a_run_whose_last_shard_was_made_returns(run: ObjectStore) -> None:
+def test_a_worker_returns_after_the_last_shard_of_its_run(run: ObjectStore) -> None:
     orders.create_end(run, 4)
     deadline = threading.Timer(
         PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not stop", 1.0))
@@ -125,7 +125,7 @@ def test_a_worker_of_a_run_whose_last_shard_was_made_returns(run: ObjectStore) -
 
 
 @pytest.mark.parametrize("state", [None, "completed"])
-def test_a_mirror_leaves_when_the_last_version_is_there_even_if_the_run_is_over(
+def test_a_mirror_stops_after_the_last_version_even_after_the_runs_end(
     state: Literal["completed"] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "home"))
@@ -145,7 +145,7 @@ def test_a_mirror_leaves_when_the_last_version_is_there_even_if_the_run_is_over(
     assert manifests.latest(replication.of_run(run, mirror), "solver") == 2
 
 
-def test_a_mirror_of_a_cancelled_run_leaves_at_once(
+def test_a_mirror_of_a_cancelled_run_stops_immediately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "home"))

@@ -1,5 +1,5 @@
-"""What SIGTERM does to a flow's process: it sets an event, and the handler that was there before
-comes back.
+"""The effect of SIGTERM on the process of a flow: it sets an event, and the previous handler is
+restored.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from tasks.services import sigterm
 from tests.support.patience import PATIENCE_S
 
 
-def test_sigterm_sets_an_event_and_the_handler_before_comes_back() -> None:
+def test_sigterm_sets_an_event_and_the_previous_handler_is_restored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with sigterm.stop_on_sigterm() as stop:
         assert not stop.is_set()
@@ -23,8 +23,8 @@ def test_sigterm_sets_an_event_and_the_handler_before_comes_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.timeout(60)  # a handler that waits for the main thread's lock waits for ever
-def test_sigterm_may_come_at_any_moment_of_a_wait() -> None:
+@pytest.mark.timeout(60)  # a handler that needs the main thread's lock blocks permanently
+def test_sigterm_is_handled_at_any_moment_of_a_wait() -> None:
     with sigterm.stop_on_sigterm() as stop:
         with stop._cond:  # as within `stop.wait`, which the handler interrupts  # type: ignore[attr-defined]
             signal.raise_signal(signal.SIGTERM)
@@ -45,7 +45,7 @@ def test_sigterm_sets_the_event_of_an_event_loop() -> None:
 
 
 @pytest.mark.parametrize("cancelling", [True, False])
-def test_a_drained_service_is_cancelled_if_prefect_asked_for_it_and_has_crashed_otherwise(
+def test_a_drained_service_is_cancelled_on_prefects_request_and_crashed_otherwise(
     cancelling: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sigterm, "is_being_cancelled", lambda: cancelling)

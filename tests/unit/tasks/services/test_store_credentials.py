@@ -19,7 +19,7 @@ SECRET = "wJalrXUtnFEMI/K7MDENG"
 
 @dataclass
 class Blocks:
-    """Prefect's API, as far as reading a `Secret` block goes."""
+    """The part of Prefect's API that reads a `Secret` block."""
 
     url: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -30,14 +30,14 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Blocks]:
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             place, _, name = self.path.partition("?")[0].rpartition("/")
-            found = (
+            result = (
                 place == "/api/block_types/slug/secret/block_documents/name"
                 and name in served.values
             )
             body = json.dumps(
-                _document(served.values[name]) if found else {"detail": "Block document not found"}
+                _document(served.values[name]) if result else {"detail": "Block document not found"}
             ).encode()
-            self.send_response(200 if found else 404)
+            self.send_response(200 if result else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -49,7 +49,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Blocks]:
         monkeypatch.delenv(name)
     monkeypatch.setenv(
         "AWS_ACCESS_KEY_ID", "of the machine"
-    )  # put back at the end, with whatever a test sets
+    )  # restored at the end, with any variable that a test sets
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.setenv(name, "of the machine")
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
@@ -76,13 +76,15 @@ def refusal(blocks: Blocks, value: Any) -> str:
     blocks.values["store"] = value
     with pytest.raises(ConfigError) as raised:
         store_credentials.load("store", blocks.url)
-    assert raised.value.__cause__ is None  # a parser's error holds what it could not parse
+    assert (
+        raised.value.__cause__ is None
+    )  # a parser's error contains the text that it could not parse
     assert SECRET not in str(raised.value)
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == "of the machine"
     return str(raised.value)
 
 
-def test_the_blocks_variables_become_the_processs_and_win_over_its_own(blocks: Blocks) -> None:
+def test_variables_of_the_block_override_those_of_the_process(blocks: Blocks) -> None:
     blocks.values["store"] = json.dumps(
         {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": SECRET}
     )
@@ -103,14 +105,14 @@ def test_a_block_of_text_is_read_as_json(blocks: Blocks, monkeypatch: pytest.Mon
     assert os.environ["AWS_SESSION_TOKEN"] == "of the machine"
 
 
-def test_without_a_name_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_name_prefect_is_not_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASTRAFLOW_STORE_SECRET", raising=False)
     store_credentials.load(api_url="http://127.0.0.1:9/api")
     monkeypatch.setenv("ASTRAFLOW_STORE_SECRET", "")
     store_credentials.load(api_url="http://127.0.0.1:9/api")
 
 
-def test_what_is_no_aws_variable_is_refused_by_name_and_without_its_value(blocks: Blocks) -> None:
+def test_other_than_aws_variables_are_refused_without_showing_their_values(blocks: Blocks) -> None:
     assert refusal(blocks, json.dumps({"AWS_PROFILE": "eu", "PATH": SECRET})) == (
         "the Prefect block store has the key PATH; it may hold AWS_… variables only: remove it"
     )
@@ -121,15 +123,15 @@ def test_what_is_no_aws_variable_is_refused_by_name_and_without_its_value(blocks
     assert "must hold text under AWS_MAX_ATTEMPTS" in refusal(blocks, odd)
 
 
-def test_an_object_is_refused_since_prefect_shows_what_lies_inside_it(blocks: Blocks) -> None:
-    said = refusal(blocks, {"AWS_SECRET_ACCESS_KEY": SECRET})
-    assert "holds an object, whose keys Prefect shows to everybody; store it as text" in said
+def test_a_json_object_is_refused_because_prefect_shows_its_values(blocks: Blocks) -> None:
+    error = refusal(blocks, {"AWS_SECRET_ACCESS_KEY": SECRET})
+    assert "holds an object, whose keys Prefect shows to everybody; store it as text" in error
 
 
 @pytest.mark.parametrize(
     "value", [SECRET, f'{{"AWS_SECRET_ACCESS_KEY": "{SECRET}"', [SECRET], "{}", ""]
 )
-def test_a_block_that_holds_no_object_is_refused(blocks: Blocks, value: Any) -> None:
+def test_a_block_without_an_object_is_refused(blocks: Blocks, value: Any) -> None:
     assert refusal(blocks, value).startswith(
         "the Prefect block store must hold a JSON object such as"
     )
@@ -142,7 +144,7 @@ def test_an_error_for_a_missing_block_shows_how_to_make_it(blocks: Blocks) -> No
         store_credentials.load("other", blocks.url)
 
 
-def test_without_a_server_the_block_cannot_be_had() -> None:
+def test_without_a_server_reading_the_block_fails() -> None:
     with pytest.raises(
         ConfigError,
         match="but no Prefect server is known; run `astraflow up`, or set PREFECT_API_URL",
@@ -150,7 +152,7 @@ def test_without_a_server_the_block_cannot_be_had() -> None:
         store_credentials.load("store")
 
 
-def test_a_server_that_does_not_answer_is_asked_again_later() -> None:
+def test_an_unresponsive_server_raises_a_transient_error() -> None:
     with pytest.raises(
         TransientError,
         match=r"the Prefect block store cannot be read from http://127.0.0.1:9/api: ConnectError",

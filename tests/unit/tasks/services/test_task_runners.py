@@ -59,7 +59,7 @@ def prefect_server() -> Iterator[None]:
 
 @pytest.fixture
 def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the filter `meeting:Meeting`, whose module lies outside of AstraFlow."""
+    """The folder of the filter `meeting:Meeting`, whose module is outside of AstraFlow."""
     (tmp_path / "meeting.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     folder = tmp_path / "pids"
@@ -117,7 +117,7 @@ def run_with_shards(folder: Path, meeting: Path, processes: int, runner: object)
 
 
 def served(folder: Path, meeting: Path, processes: int, runner: object) -> list[Any]:
-    """What is in the batches after one window of the dataflow; all of its shards are there before."""
+    """The content of the batches after one window of the dataflow; all of its shards exist before."""
     run = run_with_shards(folder, meeting, processes, runner)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ASTRAFLOW_STORE", str(folder))
@@ -143,7 +143,7 @@ def contents(run: ObjectStore) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server", "open_runs")
-def test_processes_make_the_very_batches_that_threads_make(tmp_path: Path, meeting: Path) -> None:
+def test_processes_and_threads_make_the_same_batches(tmp_path: Path, meeting: Path) -> None:
     expected = served(tmp_path / "threads", meeting, 1, "threads")
     assert [path.name for path in meeting.iterdir()] == [str(os.getpid())]
     assert len(expected[0][3]) == BATCH_SIZE
@@ -158,14 +158,14 @@ def test_processes_make_the_very_batches_that_threads_make(tmp_path: Path, meeti
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("prefect_server", "open_runs")
-def test_dask_workers_make_the_same_batches_with_credentials_of_their_own(
+def test_dask_workers_make_the_same_batches_with_their_own_credentials(
     tmp_path: Path, meeting: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     distributed = pytest.importorskip("distributed", reason="astraflow[dask] is not installed")
     expected = served(tmp_path / "threads", meeting, 1, "threads")
     (meeting / str(os.getpid())).unlink()
     monkeypatch.setenv(VARIABLE, "store-keys")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")  # what the block sets is removed at the end
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")  # variables of the block are removed at the end
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
     values = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
     Secret(value=json.dumps(values)).save("store-keys", overwrite=True)
@@ -194,7 +194,7 @@ def test_a_runner_whose_package_is_missing_names_the_extra(
         make_task_runner(config)
 
 
-def test_a_run_whose_runner_is_not_installed_fails_with_that_sentence(
+def test_a_run_with_a_missing_runner_package_fails_with_this_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
@@ -209,7 +209,7 @@ def test_a_run_whose_runner_is_not_installed_fails_with_that_sentence(
     assert stop.reason.startswith("dataflow: data.task_runner: ray cannot be used where")
 
 
-def test_a_recipe_names_a_runner_or_has_a_section_with_its_settings() -> None:
+def test_a_recipe_selects_a_runner_by_name_or_by_a_section() -> None:
     def runner(overrides: dict[str, object]) -> object:
         return loader.load("multi_policy_tiny", overrides).data.task_runner
 
@@ -257,6 +257,6 @@ def test_a_worker_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None
     ) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
-        until(lambda: child.num_threads() > 1)  # it watches
+        until(lambda: child.num_threads() > 1)  # the parent watcher of the process
         parent.kill()
     until(lambda: not child.is_running())

@@ -3,7 +3,7 @@ from tasks.supervision.awaited import ROLLOUT_POOL, Awaited, words
 from tasks.supervision.members import FlowRunPhase
 
 
-def test_members_are_grouped_by_what_they_lack_with_the_longest_wait_of_each_group() -> None:
+def test_members_are_grouped_by_what_they_wait_for_with_the_longest_wait() -> None:
     awaited = [
         Awaited(id="evaluation", phase=FlowRunPhase.RUNNING, since_s=9.0, loading=True),
         Awaited(id="dataflow", phase=FlowRunPhase.PENDING, since_s=12.0),
@@ -18,9 +18,7 @@ def test_members_are_grouped_by_what_they_lack_with_the_longest_wait_of_each_gro
     assert words([]) == ""
 
 
-def test_after_a_minute_a_region_without_a_worker_is_told_with_the_command_that_starts_one() -> (
-    None
-):
+def test_after_a_minute_a_region_without_a_worker_is_reported_with_the_start_command() -> None:
     awaited = [
         Awaited(id="trainer-solver", phase=FlowRunPhase.SCHEDULED, since_s=75.0),
         Awaited(id="rollout-mars-0", phase=FlowRunPhase.SCHEDULED, since_s=60.0, queue="mars"),
@@ -43,5 +41,5 @@ def test_after_a_minute_a_region_without_a_worker_is_told_with_the_command_that_
     )
 
 
-def test_the_command_names_a_pool_that_is_registered() -> None:
+def test_the_command_names_a_registered_pool() -> None:
     assert ROLLOUT_POOL in {pool.name for pool in POOLS}

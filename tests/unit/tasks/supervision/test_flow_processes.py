@@ -1,4 +1,4 @@
-"""Whether the process of a flow run works, as seen from beside it."""
+"""CPU use of the process of a flow run, measured by another process."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ BUSY = "import time\nend_s = time.monotonic() + 900\nwhile time.monotonic() < en
 BUSY_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
 
 
-def test_the_cpu_time_of_a_flow_runs_process_and_its_descendants_is_found_by_its_id() -> None:
+def test_the_cpu_time_of_a_flow_runs_process_tree_is_found_by_its_id() -> None:
     flow_run = str(uuid4())
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY_CHILD], env={**os.environ, MARK: flow_run}, process_group=0
@@ -29,11 +29,11 @@ def test_the_cpu_time_of_a_flow_runs_process_and_its_descendants_is_found_by_its
     finally:
         os.killpg(process.pid, 9)
         process.wait()
-    while flow_processes.cpu_seconds(flow_run) is not None:  # the child is for init to reap
+    while flow_processes.cpu_seconds(flow_run) is not None:  # init reaps the child
         time.sleep(0.02)
 
 
-def test_a_process_is_idle_since_it_last_used_its_share_of_cpu_time() -> None:
+def test_a_process_is_idle_when_it_uses_less_than_its_share_of_cpu_time() -> None:
     now_s, cpu_s = [0.0], {"f": 10.0}
     seen = FlowProcesses(cpu_s.get, lambda: now_s[0], lambda: 1.0)
     assert seen.idle_s("f") == 0.0, "the first look finds it alive"
@@ -54,9 +54,9 @@ def test_a_process_is_idle_since_it_last_used_its_share_of_cpu_time() -> None:
     assert seen.idle_s("f") == 0.0, "a first look again"
 
 
-def test_on_a_machine_with_many_busy_processes_a_small_share_is_work() -> None:
-    """40 busy processes on two cores: each can have 5 % of a core, and one that also waits for
-    others uses 1 %.
+def test_on_a_busy_machine_a_small_share_counts_as_work() -> None:
+    """40 busy processes on two cores: each gets 5 % of a core; one that also waits for others uses
+    1 %.
     """
     now_s, cpu_s, share = [0.0], {"f": 10.0}, [0.05]
     seen = FlowProcesses(cpu_s.get, lambda: now_s[0], lambda: share[0])
@@ -72,7 +72,7 @@ def test_on_a_machine_with_many_busy_processes_a_small_share_is_work() -> None:
 @pytest.mark.parametrize(
     ("load", "share"), [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (4.0, 0.5), (40.0, 0.05)]
 )
-def test_the_fair_share_falls_with_the_machines_load(
+def test_the_fair_share_decreases_with_the_load_of_the_machine(
     monkeypatch: pytest.MonkeyPatch, load: float, share: float
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -80,7 +80,7 @@ def test_the_fair_share_falls_with_the_machines_load(
     assert flow_processes.fair_share() == share
 
 
-def test_what_is_forgotten_is_seen_for_the_first_time_again() -> None:
+def test_a_forgotten_process_is_measured_anew() -> None:
     now_s = [0.0]
     seen = FlowProcesses({"f": 10.0}.get, lambda: now_s[0], lambda: 1.0)
     seen.idle_s("f")
@@ -91,9 +91,9 @@ def test_what_is_forgotten_is_seen_for_the_first_time_again() -> None:
     assert seen.idle_s("f") == 0.0
 
 
-def test_sigterm_goes_to_the_flow_runs_process_and_to_no_other() -> None:
-    """Its child inherits the mark, and would outlive it here: the process ends without ending the
-    child.
+def test_sigterm_is_sent_only_to_the_process_of_the_flow_run() -> None:
+    """The child inherits the mark and would outlive its parent: the process ends without stopping
+    the child.
     """
     flow_run = str(uuid4())
     child = (
@@ -129,7 +129,7 @@ def test_sigterm_goes_to_the_flow_runs_process_and_to_no_other() -> None:
     process.stdout.close()
 
 
-def test_the_cpu_time_does_not_fall_when_a_child_ends() -> None:
+def test_the_cpu_time_does_not_decrease_when_a_child_ends() -> None:
     flow_run = str(uuid4())
     child = "import time\nwhile time.process_time() < 1.0: pass\nprint('used', flush=True)\ninput()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print('ended', flush=True); input()"

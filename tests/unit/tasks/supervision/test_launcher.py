@@ -1,5 +1,5 @@
-"""What becomes of Prefect's answers: away, or an error that names the deployment. No server is
-asked.
+"""Prefect's responses to a launch: unreachable, or an error that names the deployment. No server is
+used.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ def launch(monkeypatch: pytest.MonkeyPatch, error: Exception) -> launcher.Launch
         *map(answer, (408, 429, 500, 502, 503)),
     ],
 )
-def test_a_server_that_is_away_or_busy_is_asked_again_later(
+def test_an_unreachable_or_busy_server_is_retried(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert launch(monkeypatch, error) is None
 
 
-def test_a_region_whose_queue_another_run_creates_at_the_same_time_is_asked_again(
+def test_a_work_queue_created_concurrently_by_another_run_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     both = "Data integrity conflict. This usually means a unique or foreign key constraint was violated."
@@ -64,21 +64,21 @@ def test_a_region_whose_queue_another_run_creates_at_the_same_time_is_asked_agai
 def test_a_member_is_launched_into_its_work_queue(
     queue: str, sent: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, str | None]] = []
+    requested: list[tuple[str, str | None]] = []
 
     async def run_deployment(name: str, *, work_queue_name: str | None, **_: Any) -> FlowRun:
-        asked.append((name, work_queue_name))
+        requested.append((name, work_queue_name))
         return FlowRun(flow_id=uuid4(), parameters={"attempt": 3}, state=Scheduled())
 
     monkeypatch.setattr(launcher, "arun_deployment", run_deployment)
     launched = asyncio.run(launcher.PrefectLauncher("r").launch(replace(WORKER, queue=queue), 3))
-    assert asked == [("rollout/x", sent)]
+    assert requested == [("rollout/x", sent)]
     assert launched is not None
     assert (launched.attempt, launched.phase) == (3, FlowRunPhase.SCHEDULED)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])
-def test_a_refusal_names_the_deployment_and_what_the_server_said(
+def test_a_refused_launch_names_the_deployment_and_the_servers_message(
     status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
@@ -88,14 +88,14 @@ def test_a_refusal_names_the_deployment_and_what_the_server_said(
         launch(monkeypatch, answer(status))
 
 
-def test_a_missing_deployment_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_deployment_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match="no deployment 'rollout/x'; register the deployments: astraflow deploy"
     ):
         launch(monkeypatch, ObjectNotFound(answer(404)))
 
 
-def test_a_name_that_can_be_no_deployments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_deployment_name_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="'rollout/x' cannot be run: Invalid deployment name"):
         launch(monkeypatch, ValueError("Invalid deployment name format"))
 
@@ -108,15 +108,15 @@ def test_a_name_that_can_be_no_deployments_is_named(monkeypatch: pytest.MonkeyPa
         (FlowRunPhase.RUNNING, "Cancelling"),
     ],
 )
-def test_who_has_not_begun_is_cancelled_at_once(
+def test_a_flow_run_that_has_not_started_is_cancelled_immediately(
     phase: FlowRunPhase, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     async def set_state(flow_run_id: UUID, wanted: State[Any], force: bool) -> None:
-        asked.append(str(wanted.name))
+        requested.append(str(wanted.name))
 
     monkeypatch.setattr(launcher, "_set_state", set_state)
     launched = launcher.Launched(0, phase, str(uuid4()), "any")
     asyncio.run(launcher.PrefectLauncher("r").cancel(launched))
-    assert asked == [state]
+    assert requested == [state]

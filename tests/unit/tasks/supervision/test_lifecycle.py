@@ -1,5 +1,5 @@
-"""What surrounds the supervisor: its background work for MLflow, never the run's trouble; the end
-that Prefect asks for; other supervisors of the run.
+"""The surroundings of the supervisor: its background sync with MLflow, which never fails the run;
+cancellation in Prefect; other supervisors of the run.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tests.support.runs.supervised import World
 
 
 class SlowTracker:
-    """Counts who is inside `sync` at once."""
+    """Counts concurrent calls of `sync`."""
 
     def __init__(self, trouble: Exception | None = None) -> None:
         self.trouble = trouble
@@ -48,13 +48,13 @@ async def leave_during_a_sync(tracker: SlowTracker) -> None:
     tracker.finished += 10
 
 
-def test_the_last_sync_begins_after_the_one_in_flight_is_through() -> None:
+def test_the_last_sync_begins_after_the_sync_in_flight() -> None:
     tracker = SlowTracker()
     asyncio.run(leave_during_a_sync(tracker))
     assert tracker.finished == 11
 
 
-def test_what_mlflows_client_raises_is_logged_and_the_run_goes_on(
+def test_an_error_of_the_mlflow_client_is_logged_and_the_run_continues(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.ERROR, "tasks.supervision.lifecycle"):
@@ -63,7 +63,7 @@ def test_what_mlflows_client_raises_is_logged_and_the_run_goes_on(
     assert "a surprise" in caplog.text
 
 
-def test_a_run_cancelled_while_the_store_is_away_is_cancelled_when_it_is_back(
+def test_a_run_cancelled_during_a_store_outage_is_cancelled_after_it(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "is_being_cancelled", lambda: True)
@@ -86,7 +86,7 @@ def test_a_run_cancelled_while_the_store_is_away_is_cancelled_when_it_is_back(
     assert len(world.launcher.cancelled) == len(world.launcher.launched)
 
 
-def test_a_supervisor_that_is_told_to_leave_by_anybody_but_prefect_leaves_the_run_as_it_is(
+def test_a_sigterm_without_a_cancellation_in_prefect_does_not_end_the_run(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "is_being_cancelled", lambda: False)
@@ -121,10 +121,10 @@ def test_a_supervisor_that_is_told_to_leave_by_anybody_but_prefect_leaves_the_ru
 
 
 def _beside_another(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, beat: Callable[[ObjectStore], None]
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, heartbeat: Callable[[ObjectStore], None]
 ) -> None:
-    """Begins a run that Prefect shows as supervised by the flow run f-1; `beat` is called at every
-    look at its heartbeat.
+    """Start a run that Prefect shows as supervised by the flow run f-1; `beat` is called at every
+    read of its heartbeat.
     """
     limits = {
         "supervise.heartbeat_interval_s": 0.01,
@@ -138,7 +138,7 @@ def _beside_another(
         return "f-1"
 
     def look(run: ObjectStore) -> object:
-        beat(run)
+        heartbeat(run)
         return last_beat(run)
 
     with monkeypatch.context() as patch:
@@ -147,7 +147,7 @@ def _beside_another(
         asyncio.run(lifecycle._refuse_second_supervisor(store.sub("runs/tiny-1"), "tiny-1", config))
 
 
-def test_a_second_supervisor_is_refused_beside_one_that_is_heard(
+def test_a_second_supervisor_is_refused_beside_one_with_fresh_heartbeats(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats = count()
@@ -162,21 +162,21 @@ def test_a_second_supervisor_is_refused_beside_one_that_is_heard(
         _beside_another(memory_store, monkeypatch, beat)
 
 
-def test_one_that_prefect_still_shows_but_nobody_hears_is_followed_by_the_next(
+def test_a_silent_supervisor_that_prefect_shows_as_running_is_replaced(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[ObjectStore] = []
-    _beside_another(memory_store, monkeypatch, looks.append)
-    silent = len(looks)
+    polls: list[ObjectStore] = []
+    _beside_another(memory_store, monkeypatch, polls.append)
+    silent = len(polls)
     run = memory_store.sub("runs/tiny-1")
     builders.put_heartbeat(run, _beat(7, "working"))
-    _beside_another(memory_store, monkeypatch, looks.append)
-    assert len(looks) == 2 * silent == 12, (
+    _beside_another(memory_store, monkeypatch, polls.append)
+    assert len(polls) == 2 * silent == 12, (
         "one look before, and one a beat until it would count as lost"
     )
 
 
-def test_one_that_is_not_heard_but_whose_process_lives_on_this_machine_is_slow(
+def test_a_silent_supervisor_with_a_local_process_is_slow(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle.flow_processes, "cpu_seconds", {"f-1": 3.5}.get)
@@ -184,7 +184,7 @@ def test_one_that_is_not_heard_but_whose_process_lives_on_this_machine_is_slow(
         _beside_another(memory_store, monkeypatch, lambda run: None)
 
 
-def test_one_that_leaves_meanwhile_is_followed_by_the_next(
+def test_a_supervisor_that_ends_meanwhile_is_replaced(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats = iter([_beat(7, "working"), *[_beat(8, "done")] * 9])

@@ -1,4 +1,4 @@
-"""What the supervisor decides about a member, as a table; and who takes part in a run."""
+"""The supervisor's decision about a member, as a table; and the members of a run."""
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_decision(
         (FlowRunPhase.ENDED, 5000, 50, Decision.LAUNCH),
     ],
 )
-def test_a_silent_member_whose_process_works_is_slow_for_ten_times_the_limit(
+def test_a_silent_member_with_a_working_process_is_slow_up_to_ten_times_the_limit(
     phase: FlowRunPhase, since_launch_s: float, silent_s: float | None, expected: Decision
 ) -> None:
     assert (
@@ -88,7 +88,7 @@ def test_a_silent_member_whose_process_works_is_slow_for_ten_times_the_limit(
 @pytest.mark.parametrize(
     ("since_done_s", "expected"), [(299, Decision.KEEP), (301, Decision.RETIRE)]
 )
-def test_a_member_that_is_done_may_be_slow_to_leave_while_its_process_works(
+def test_a_done_member_may_end_slowly_while_its_process_works(
     since_done_s: float, expected: Decision
 ) -> None:
     assert (
@@ -123,7 +123,7 @@ def test_the_default_recipe_has_a_trainer_for_each_policy_and_a_worker_in_each_r
     assert {member.queue for member in members if member.kind != "rollout"} == {""}
 
 
-def test_members_of_a_region_are_launched_into_the_work_queue_of_its_name() -> None:
+def test_members_of_a_region_are_launched_in_the_work_queue_of_its_name() -> None:
     regions = {
         "eu-west": {"workers": 0},
         "mars": {"workers": 2, "mirror": "memory://mars"},
@@ -144,7 +144,7 @@ def test_members_of_a_region_are_launched_into_the_work_queue_of_its_name() -> N
     ]
 
 
-def test_a_member_is_done_when_the_objects_it_was_to_write_exist(memory_store: ObjectStore) -> None:
+def test_a_member_is_done_when_its_objects_exist(memory_store: ObjectStore) -> None:
     config = loader.load("multi_policy_tiny", {"steps": 1})
     run = create_run(memory_store, "run", config.model_dump(mode="json"))
     members = {member.id: member for member in members_of(config)}
@@ -163,7 +163,7 @@ def test_a_member_is_done_when_the_objects_it_was_to_write_exist(memory_store: O
     }
 
 
-def test_a_mirror_is_done_when_every_version_is_at_home_wherever_the_mirror_is(
+def test_a_mirror_is_done_when_every_version_is_at_home(
     memory_store: ObjectStore,
 ) -> None:
     config = loader.load(

@@ -1,5 +1,5 @@
-"""The supervisor over a hand-written launcher and a clock that only moves when told: who is
-launched, replaced, given up.
+"""The supervisor with a hand-written launcher and a manual clock: which members are launched,
+replaced and given up.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ def world(memory_store: ObjectStore) -> World:
     return World(memory_store)
 
 
-def test_every_member_is_launched_once(world: World) -> None:
+def test_each_member_is_launched_once(world: World) -> None:
     world.look(rounds=3)
     assert sorted(world.launcher.launched) == [
         ("base-model", 0),
@@ -53,7 +53,7 @@ def test_a_crashed_member_is_launched_again_with_the_next_attempt(world: World) 
     assert world.launcher.buried == ["rollout-us-east-0-0"]
 
 
-def test_a_member_that_never_beats_is_declared_crashed_and_replaced(world: World) -> None:
+def test_a_member_without_heartbeats_is_declared_crashed_and_replaced(world: World) -> None:
     world.look()
     world.launcher.set("dataflow", FlowRunPhase.RUNNING)
     world.look(seconds=world.config.supervise.launch_timeout_s + 1)
@@ -61,7 +61,9 @@ def test_a_member_that_never_beats_is_declared_crashed_and_replaced(world: World
     assert ("dataflow", 1) in world.launcher.launched
 
 
-def test_a_member_whose_heart_stops_is_replaced_and_one_that_beats_is_kept(world: World) -> None:
+def test_a_member_that_falls_silent_is_replaced_and_one_with_heartbeats_is_kept(
+    world: World,
+) -> None:
     world.look()
     world.run_all()
     limit_s = world.config.supervise.heartbeat_limit_s
@@ -74,7 +76,7 @@ def test_a_member_whose_heart_stops_is_replaced_and_one_that_beats_is_kept(world
 
 
 @pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
-def test_a_heartbeat_that_is_no_file_is_logged_once_and_ends_nothing(
+def test_a_folder_in_place_of_a_heartbeat_is_logged_once_and_stops_nothing(
     local_store: ObjectStore,
     tmp_path: Path,
     make: Callable[[Path], None],
@@ -103,7 +105,7 @@ def test_a_heartbeat_that_is_no_file_is_logged_once_and_ends_nothing(
         assert world.supervisor.watches["trainer-solver"].beat == (0, 3)
 
 
-def test_heartbeats_that_cannot_be_listed_end_the_run_with_the_reason(
+def test_heartbeats_that_cannot_be_listed_fail_the_run_with_the_reason(
     local_store: ObjectStore, tmp_path: Path
 ) -> None:
     world = World(local_store)
@@ -119,7 +121,7 @@ def test_heartbeats_that_cannot_be_listed_end_the_run_with_the_reason(
     )
 
 
-def test_a_member_that_no_worker_has_taken_is_waited_for(world: World) -> None:
+def test_a_member_without_a_prefect_worker_is_waited_for(world: World) -> None:
     world.look()
     world.look(rounds=20, seconds=world.config.supervise.launch_timeout_s)
     assert world.launcher.crashed == []
@@ -154,10 +156,10 @@ def test_a_silent_member_is_kept_while_its_process_works_and_replaced_once_it_is
     assert world.launcher.crashed == world.terminated == ["trainer-solver-0"]
 
 
-def test_a_process_that_starves_for_a_while_is_not_idle_until_half_of_the_limit_has_passed(
+def test_a_starved_process_is_idle_only_after_half_of_the_limit(
     world: World,
 ) -> None:
-    """Its look falls into a moment in which it waits for a server that is as slow as itself."""
+    """The member is measured while it waits for a server that is equally slow."""
     limit_s = world.config.supervise.launch_timeout_s
     world.look()
     world.launcher.set("dataflow", FlowRunPhase.PENDING)
@@ -169,7 +171,7 @@ def test_a_process_that_starves_for_a_while_is_not_idle_until_half_of_the_limit_
     assert world.launcher.crashed == world.terminated == ["dataflow-0"]
 
 
-def test_a_process_that_is_starting_is_waited_for_while_it_works(world: World) -> None:
+def test_a_starting_process_is_waited_for_while_it_works(world: World) -> None:
     limit_s = world.config.supervise.launch_timeout_s
     world.look()
     world.launcher.set("dataflow", FlowRunPhase.PENDING)
@@ -180,7 +182,7 @@ def test_a_process_that_is_starting_is_waited_for_while_it_works(world: World) -
     assert world.launcher.crashed == ["evaluation-0"]
 
 
-def test_work_of_an_earlier_silence_says_nothing_of_this_one(world: World) -> None:
+def test_work_during_an_earlier_silence_does_not_count_for_this_one(world: World) -> None:
     limit_s = world.config.supervise.heartbeat_limit_s
     others = [
         "rollout-us-east-0",
@@ -197,7 +199,7 @@ def test_work_of_an_earlier_silence_says_nothing_of_this_one(world: World) -> No
     world.cpu_s["trainer-solver-0"] = 1.0
     world.beat(2, *others)
     world.look(seconds=0.6 * limit_s)
-    world.cpu_s["trainer-solver-0"] = 100.0  # it was slow, and then went on
+    world.cpu_s["trainer-solver-0"] = 100.0  # it was slow, and then continued
     world.beat(3)
     world.look(rounds=1, seconds=1)
     world.beat(4, *others)
@@ -207,7 +209,7 @@ def test_work_of_an_earlier_silence_says_nothing_of_this_one(world: World) -> No
     assert world.launcher.crashed == ["trainer-solver-0"]
 
 
-def test_the_note_names_members_that_are_not_at_work_yet_and_what_each_needs(world: World) -> None:
+def test_the_note_names_waiting_members_and_what_each_waits_for(world: World) -> None:
     note = lambda: world.supervisor.heartbeat.last.note  # noqa: E731 - read again and again
     world.look()
     assert note() == (
@@ -239,7 +241,7 @@ def test_the_note_names_members_that_are_not_at_work_yet_and_what_each_needs(wor
     assert note() == ""
 
 
-def test_the_note_says_how_to_start_a_worker_in_a_region_that_has_none(
+def test_the_note_shows_how_to_start_a_worker_in_a_region_without_one(
     memory_store: ObjectStore,
 ) -> None:
     world = World(memory_store, **{"rollout.regions.mars.workers": 1})
@@ -254,13 +256,13 @@ def test_the_note_says_how_to_start_a_worker_in_a_region_that_has_none(
     )
 
 
-def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_last(
+def test_the_note_lists_the_base_model_first_and_the_dataflow_last(
     world: World,
 ) -> None:
     def says(member: str, beats: int, words: str) -> None:
         kind = world.supervisor.watches[member].member.kind
-        beat = builders.heartbeat(kind, member, beats=beats, note=words)
-        builders.put_heartbeat(world.run, beat)
+        heartbeat = builders.heartbeat(kind, member, beats=beats, note=words)
+        builders.put_heartbeat(world.run, heartbeat)
 
     world.look()
     world.run_all()
@@ -277,7 +279,9 @@ def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_la
     )
 
 
-def test_after_the_last_order_the_note_names_who_is_not_done_and_what_they_do(world: World) -> None:
+def test_after_the_last_order_the_note_names_unfinished_members_and_their_work(
+    world: World,
+) -> None:
     world.look()
     world.run_all()
     world.beat(1)
@@ -285,13 +289,13 @@ def test_after_the_last_order_the_note_names_who_is_not_done_and_what_they_do(wo
         publisher.publish(world.run, policy, 0, tensors())
         publisher.publish(world.run, policy, 1, tensors(1))
     world.run.create(layout.orders_end(), b"{}")
-    beat = builders.heartbeat("evaluation", "evaluation", beats=7, note="evaluating solver 1")
-    builders.put_heartbeat(world.run, beat)
+    heartbeat = builders.heartbeat("evaluation", "evaluation", beats=7, note="evaluating solver 1")
+    builders.put_heartbeat(world.run, heartbeat)
     world.look()
     assert world.supervisor.heartbeat.last.note == "waiting for: evaluation (evaluating solver 1)"
 
 
-def test_after_the_end_the_heartbeat_names_the_members_that_have_not_left(world: World) -> None:
+def test_after_the_end_the_heartbeat_names_the_remaining_members(world: World) -> None:
     world.look()
     world.run_all()
     for member in world.launcher.runs:
@@ -305,7 +309,7 @@ def test_after_the_end_the_heartbeat_names_the_members_that_have_not_left(world:
 @pytest.mark.parametrize(
     ("state", "cancelled"), [("completed", []), ("cancelled", ["evaluation-0"])]
 )
-def test_after_a_completed_run_a_member_that_works_is_given_more_time_to_leave(
+def test_after_a_completed_run_a_working_member_has_more_time_to_end(
     world: World, state: Literal["completed", "cancelled"], cancelled: list[str]
 ) -> None:
     world.look()
@@ -313,13 +317,13 @@ def test_after_a_completed_run_a_member_that_works_is_given_more_time_to_leave(
     for member in world.launcher.runs:
         if member != "evaluation":
             world.launcher.set(member, FlowRunPhase.ENDED)
-    newest, looks = world.launcher.newest, [0]
+    newest, polls = world.launcher.newest, [0]
 
     async def leaves_late() -> Mapping[str, Launched] | None:
-        looks[0] += 1
+        polls[0] += 1
         world.now_s += 6.0
-        world.cpu_s["evaluation-0"] = float(looks[0])
-        if looks[0] == 8:
+        world.cpu_s["evaluation-0"] = float(polls[0])
+        if polls[0] == 8:
             world.launcher.set("evaluation", FlowRunPhase.ENDED)
         return await newest()
 
@@ -330,7 +334,7 @@ def test_after_a_completed_run_a_member_that_works_is_given_more_time_to_leave(
 
 
 def with_a_successor(world: World) -> None:
-    """Attempt 0 of trainer-solver fell silent, and attempt 1 has taken its place."""
+    """Attempt 0 of trainer-solver fell silent, and attempt 1 has replaced it."""
     world.look()
     world.run_all()
     world.beat(5)
@@ -341,7 +345,7 @@ def with_a_successor(world: World) -> None:
     world.run_all()
 
 
-def test_an_older_attempt_that_lives_on_never_costs_a_healthy_successor_its_life(
+def test_an_older_attempt_that_still_runs_does_not_stop_its_successor(
     world: World,
 ) -> None:
     with_a_successor(world)
@@ -352,7 +356,7 @@ def test_an_older_attempt_that_lives_on_never_costs_a_healthy_successor_its_life
     assert world.launcher.crashed == ["trainer-solver-0"]
 
 
-def test_beats_of_an_older_attempt_do_not_keep_a_silent_successor(world: World) -> None:
+def test_heartbeats_of_an_older_attempt_do_not_keep_a_silent_successor(world: World) -> None:
     with_a_successor(world)
     world.beat(10)
     world.beat(1, "trainer-solver", attempt=1)
@@ -362,7 +366,7 @@ def test_beats_of_an_older_attempt_do_not_keep_a_silent_successor(world: World) 
     assert world.launcher.crashed == ["trainer-solver-0", "trainer-solver-1"]
 
 
-def test_while_prefect_is_away_nothing_is_launched_or_lost(world: World) -> None:
+def test_while_prefect_is_unreachable_no_member_is_launched_or_lost(world: World) -> None:
     world.look()
     before = list(world.launcher.launched)
     world.launcher.away = True
@@ -371,7 +375,7 @@ def test_while_prefect_is_away_nothing_is_launched_or_lost(world: World) -> None
     assert world.launcher.crashed == []
 
 
-def test_a_store_that_is_away_ends_no_supervisor(world: World) -> None:
+def test_an_unreachable_store_ends_no_supervisor(world: World) -> None:
     world.look()
     before = list(world.launcher.launched)
     world.backend.away = True
@@ -389,7 +393,7 @@ def test_a_store_that_is_away_ends_no_supervisor(world: World) -> None:
     assert world.launcher.launched == before
 
 
-def test_a_stop_that_cannot_be_read_ends_the_run_through_prefect(world: World) -> None:
+def test_an_unreadable_stop_ends_the_run_through_prefect(world: World) -> None:
     world.look()
     world.run.put(layout.STOP, b"{}")
     stop = world.look()
@@ -400,7 +404,7 @@ def test_a_stop_that_cannot_be_read_ends_the_run_through_prefect(world: World) -
     assert len(world.launcher.cancelled) == len(world.launcher.launched)
 
 
-def test_an_outage_of_the_store_is_nobodys_silence(world: World) -> None:
+def test_an_outage_of_the_store_does_not_count_as_silence(world: World) -> None:
     limit_s = world.config.supervise.heartbeat_limit_s
     world.look()
     world.run_all()
@@ -425,7 +429,7 @@ def test_an_outage_of_the_store_is_nobodys_silence(world: World) -> None:
     assert "dataflow-1" in world.launcher.crashed
 
 
-def test_nobody_is_blamed_for_not_having_begun_or_left_during_an_outage(world: World) -> None:
+def test_an_outage_does_not_count_against_starting_and_ending_members(world: World) -> None:
     world.look()
     world.run_all()
     for policy in ("solver", "verifier"):
@@ -439,7 +443,7 @@ def test_nobody_is_blamed_for_not_having_begun_or_left_during_an_outage(world: W
     assert (world.launcher.crashed, world.launcher.cancelled) == ([], [])
 
 
-def test_a_look_that_took_long_because_the_store_was_slow_is_nobodys_silence(world: World) -> None:
+def test_a_poll_delayed_by_a_slow_store_does_not_count_as_silence(world: World) -> None:
     world.look()
     world.run_all()
     world.beat(1)
@@ -456,7 +460,7 @@ def test_a_look_that_took_long_because_the_store_was_slow_is_nobodys_silence(wor
     assert world.launcher.crashed == []
 
 
-def test_a_restarted_supervisor_attaches_to_the_flow_runs_it_finds(world: World) -> None:
+def test_a_restarted_supervisor_uses_the_existing_flow_runs(world: World) -> None:
     world.look()
     before = list(world.launcher.launched)
     world.supervisor = world.restarted()
@@ -464,7 +468,7 @@ def test_a_restarted_supervisor_attaches_to_the_flow_runs_it_finds(world: World)
     assert world.launcher.launched == before
 
 
-def test_a_member_that_fell_silent_while_there_was_no_supervisor_is_replaced_within_the_limit_of_silence(
+def test_a_member_silent_during_the_absence_of_a_supervisor_is_replaced_within_the_limit(
     world: World,
 ) -> None:
     world.look()
@@ -479,7 +483,7 @@ def test_a_member_that_fell_silent_while_there_was_no_supervisor_is_replaced_wit
     assert world.launcher.crashed == ["dataflow-0"]
 
 
-def test_attempts_go_on_counting_from_the_store_when_prefect_has_forgotten_them(
+def test_attempt_numbers_continue_from_the_store_when_prefect_has_lost_them(
     world: World,
 ) -> None:
     world.beat(7, "trainer-solver", attempt=4)
@@ -490,7 +494,7 @@ def test_attempts_go_on_counting_from_the_store_when_prefect_has_forgotten_them(
     assert world.launcher.crashed == [], "what a former life left is not the silence of this one"
 
 
-def test_a_restarted_supervisor_launches_nobody_before_prefect_has_said_who_lives(
+def test_a_restarted_supervisor_launches_no_member_before_prefect_lists_the_flow_runs(
     world: World,
 ) -> None:
     world.look()
@@ -507,7 +511,9 @@ async def _nothing() -> None:
     return None
 
 
-def test_an_ended_attempt_is_one_death_however_often_its_successor_is_refused(world: World) -> None:
+def test_an_ended_attempt_counts_as_one_failure_however_often_a_launch_is_refused(
+    world: World,
+) -> None:
     world.look()
     world.launcher.refuses = True
     world.launcher.set("trainer-solver", FlowRunPhase.ENDED)
@@ -518,7 +524,7 @@ def test_an_ended_attempt_is_one_death_however_often_its_successor_is_refused(wo
     assert world.launcher.launched[-1] == ("trainer-solver", 1)
 
 
-def test_a_member_that_lived_for_a_while_is_forgiven_its_early_deaths(world: World) -> None:
+def test_the_early_failures_of_a_member_are_reset_after_a_long_life(world: World) -> None:
     long_s = 3 * world.config.supervise.heartbeat_limit_s + 1
     for attempt in range(8):
         world.beat(2 * attempt)
@@ -532,7 +538,7 @@ def test_a_member_that_lived_for_a_while_is_forgiven_its_early_deaths(world: Wor
     assert world.launcher.crashed == []
 
 
-def test_a_missing_deployment_fails_the_run_and_its_members_leave(world: World) -> None:
+def test_a_missing_deployment_fails_the_run_and_its_members_end(world: World) -> None:
     world.launcher.lacks = ("rollout/worker",)
     stop = asyncio.run(world.supervisor.supervise())
     assert (stop.state, stop.reason) == ("failed", "no deployment 'rollout/worker'")
@@ -540,7 +546,7 @@ def test_a_missing_deployment_fails_the_run_and_its_members_leave(world: World) 
     assert len(world.launcher.cancelled) == len(world.launcher.launched) > 0
 
 
-def test_the_reason_of_a_runs_end_is_kept_until_the_store_has_it(world: World) -> None:
+def test_the_reason_of_a_runs_end_is_kept_until_it_is_stored(world: World) -> None:
     world.launcher.lacks = ("rollout/worker",)
     world.backend.read_only = True
     assert world.look(rounds=3) is None
@@ -552,7 +558,7 @@ def test_the_reason_of_a_runs_end_is_kept_until_the_store_has_it(world: World) -
     assert runs.read_stop(world.run) == stop
 
 
-def test_an_end_that_is_asked_for_during_a_look_is_not_forgotten(world: World) -> None:
+def test_a_stop_request_during_a_poll_is_not_lost(world: World) -> None:
     newest = world.launcher.newest
 
     async def asked_meanwhile() -> Mapping[str, Launched] | None:
@@ -565,13 +571,13 @@ def test_an_end_that_is_asked_for_during_a_look_is_not_forgotten(world: World) -
     assert stop.reason == "enough"
 
 
-def test_in_a_run_that_was_asked_to_stop_nobody_is_launched(world: World) -> None:
+def test_no_member_is_launched_after_a_stop_request(world: World) -> None:
     asked = runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
     assert world.look() == asked
     assert world.launcher.launched == []
 
 
-def test_a_member_that_keeps_dying_fails_the_run_and_is_named(world: World) -> None:
+def test_a_member_that_fails_repeatedly_fails_the_run_and_is_named(world: World) -> None:
     stop = None
     for _ in range(10):
         stop = world.look(seconds=40)
@@ -584,7 +590,7 @@ def test_a_member_that_keeps_dying_fails_the_run_and_is_named(world: World) -> N
     assert runs.read_stop(world.run) == stop
 
 
-def test_pauses_between_the_launches_of_a_member_that_dies_young_double_up_to_a_limit(
+def test_pauses_between_launches_after_early_failures_double_up_to_a_limit(
     memory_store: ObjectStore,
 ) -> None:
     world = World(memory_store, **{"supervise.restarts_max": 20})
@@ -598,7 +604,7 @@ def test_pauses_between_the_launches_of_a_member_that_dies_young_double_up_to_a_
     assert pauses[:9] == [0.25, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
-def test_a_region_with_many_workers_launches_a_few_of_them_at_a_look(
+def test_many_workers_of_a_region_are_launched_a_few_per_poll(
     memory_store: ObjectStore,
 ) -> None:
     world = World(
@@ -620,7 +626,9 @@ def test_a_region_with_many_workers_launches_a_few_of_them_at_a_look(
     }
 
 
-def test_one_worker_that_keeps_dying_does_not_fail_a_run_that_has_another(world: World) -> None:
+def test_one_worker_that_fails_repeatedly_does_not_fail_a_run_with_another_worker(
+    world: World,
+) -> None:
     for _ in range(10):
         assert world.look(seconds=5) is None
         world.launcher.set("rollout-us-east-0", FlowRunPhase.ENDED)
@@ -630,7 +638,7 @@ def test_one_worker_that_keeps_dying_does_not_fail_a_run_that_has_another(world:
     assert attempts == [0, 1, 2]
 
 
-def test_the_run_is_completed_when_every_members_work_is_in_the_store(world: World) -> None:
+def test_the_run_is_completed_when_the_objects_of_every_member_exist(world: World) -> None:
     from storage.run import evaluations
     from tests.support.runs.evaluations import evaluation
 
@@ -645,11 +653,11 @@ def test_the_run_is_completed_when_every_members_work_is_in_the_store(world: Wor
     assert (stop.state, runs.read_stop(world.run)) == ("completed", stop)
 
 
-def test_after_the_stop_who_waits_is_not_begun_and_who_does_not_leave_is_cancelled(
+def test_after_the_stop_waiting_members_are_cancelled_and_slow_ones_after_a_limit(
     world: World,
 ) -> None:
-    """A process that is starting leaves by itself: Prefect would let it run although its flow run
-    is cancelled.
+    """A process that is starting ends by itself: Prefect would let it run although its flow run is
+    cancelled.
     """
     world.look()
     for member in ("dataflow", "trainer-solver"):
@@ -686,7 +694,7 @@ def test_after_the_stop_who_waits_is_not_begun_and_who_does_not_leave_is_cancell
     assert "dataflow-0" in world.launcher.buried
 
 
-def test_a_stopped_run_is_taken_up_again_and_a_completed_one_is_refused(
+def test_a_stopped_run_is_resumed_and_a_completed_one_is_refused(
     world: World, memory_store: ObjectStore
 ) -> None:
     runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
@@ -697,7 +705,7 @@ def test_a_stopped_run_is_taken_up_again_and_a_completed_one_is_refused(
         supervisor.start(memory_store, "run", world.config, "")
 
 
-def test_the_same_run_id_with_another_configuration_names_what_differs(
+def test_the_same_run_id_with_another_configuration_names_the_differences(
     world: World, memory_store: ObjectStore
 ) -> None:
     other = loader.load("multi_policy_tiny", {"steps": 2})

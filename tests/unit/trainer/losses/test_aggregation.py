@@ -7,11 +7,11 @@ from pydantic import ValidationError
 from trainer.losses.aggregation import Aggregated, constant, sequence_mean, token_mean
 
 
-def test_token_mean_counts_every_token_alike() -> None:
+def test_token_mean_weighs_all_tokens_equally() -> None:
     assert token_mean(np.array([3, 0, 1])).tolist() == [0.25, 0.0, 0.25]
 
 
-def test_sequence_mean_counts_every_sequence_with_tokens_alike() -> None:
+def test_sequence_mean_weighs_all_sequences_with_tokens_equally() -> None:
     assert sequence_mean(np.array([4, 0, 1])).tolist() == [0.125, 0.0, 0.5]
 
 
@@ -19,7 +19,7 @@ def test_constant_weights_do_not_depend_on_the_length() -> None:
     assert constant(np.array([4, 0, 1]), constant_length=8).tolist() == [0.0625, 0.0, 0.0625]
 
 
-def test_a_batch_without_loss_tokens_weighs_nothing() -> None:
+def test_a_batch_without_loss_tokens_has_weight_zero() -> None:
     nothing = np.array([0, 0])
     assert token_mean(nothing).tolist() == [0.0, 0.0]
     assert sequence_mean(nothing).tolist() == [0.0, 0.0]
@@ -33,7 +33,7 @@ def test_lengths_of_another_rank_or_type_are_refused() -> None:
                 weigh(lengths)
 
 
-def test_each_aggregate_weighs_tokens_in_its_way() -> None:
+def test_each_aggregate_has_its_token_weights() -> None:
     lengths = [4, 0, 1]
     assert Aggregated().row_weights(lengths) == pytest.approx([0.2, 0.0, 0.2])
     assert Aggregated(aggregate="token_mean").row_weights(lengths) == pytest.approx([0.2, 0.0, 0.2])
@@ -42,6 +42,6 @@ def test_each_aggregate_weighs_tokens_in_its_way() -> None:
     assert constant_8.row_weights(lengths) == [0.0625, 0.0, 0.0625]
 
 
-def test_a_constant_aggregate_needs_its_length() -> None:
+def test_a_constant_aggregate_requires_its_length() -> None:
     with pytest.raises(ValidationError, match=r"needs loss\.constant_length"):
         Aggregated(aggregate="constant")

@@ -1,4 +1,4 @@
-"""A loss by import path: what is checked, when it is imported, and what the engine does with it."""
+"""A loss by import path: its validation, the time of its import, and its use by the engine."""
 
 import sys
 from pathlib import Path
@@ -112,7 +112,7 @@ def stepped(config: TrainConfig) -> tuple[dict[str, float], dict[str, np.ndarray
     return metrics, {name: to_torch(tensor).numpy() for name, tensor in engine.weights().items()}
 
 
-def test_a_custom_loss_that_is_a_built_in_trains_the_same_bits() -> None:
+def test_a_custom_loss_equal_to_a_built_in_one_trains_the_same_bits() -> None:
     args = {"clip_low": 0.1, "clip_high": 0.3}
     path = "trainer.losses.ppo_clip:PpoClip"
     config = LINEAR.model_copy(update={"loss": PpoClip.model_validate(args)})
@@ -125,7 +125,7 @@ def test_a_custom_loss_that_is_a_built_in_trains_the_same_bits() -> None:
     assert all(np.array_equal(weights[name], other[name]) for name in weights)
 
 
-def test_arguments_reach_the_class_and_its_constants_become_metrics() -> None:
+def test_arguments_are_passed_to_the_class_and_its_constants_become_metrics() -> None:
     metrics, _ = stepped(custom("Plain", factor=2.0))
     assert metrics["trainer/factor"] == 2.0
     assert metrics["trainer/loss"] == pytest.approx(2 * stepped(custom("Plain"))[0]["trainer/loss"])
@@ -150,21 +150,21 @@ def test_a_loss_of_the_whole_minibatch_does_not_depend_on_micro_batches() -> Non
     assert all(np.allclose(weights[name], split[name], rtol=1e-4, atol=1e-5) for name in weights)
 
 
-def test_a_constant_by_the_name_of_a_metric_is_refused() -> None:
+def test_a_constant_with_the_name_of_a_metric_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="scalars by the name of other metrics: loss; rename them"
     ):
         stepped(custom("TakesAMetric"))
 
 
-def test_a_sum_in_place_of_a_loss_for_each_token_is_refused() -> None:
+def test_a_scalar_in_place_of_a_loss_per_token_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"token_losses must return values_N of shape \[\d+\], not \[\]"
     ):
         stepped(custom("Summed"))
 
 
-def test_a_class_that_is_no_loss_is_refused_before_it_is_built() -> None:
+def test_a_class_without_the_loss_interface_is_refused_before_it_is_built() -> None:
     refused = {
         "WithoutPrepare": r"has no prepare; a loss is a class with prepare\(logprobs_N, behaviour_N, "
         r"advantages_N\) and token_losses\(.*\) \(docs/extending/losses\.md\)",
@@ -191,7 +191,7 @@ def test_a_class_that_is_no_loss_is_refused_before_it_is_built() -> None:
     assert BUILT == []
 
 
-def test_a_class_that_refuses_its_arguments_names_them() -> None:
+def test_arguments_refused_by_the_class_are_named() -> None:
     with pytest.raises(
         ConfigError,
         match=r"^train\.loss\.args: .*:Plain refuses \{'factor': -1\}: factor must be pos",

@@ -14,7 +14,7 @@ from trainer.losses.custom import LOSS
 from trainer.losses.loss import Prepared, TokenLoss, check_token_loss
 
 
-def test_a_part_of_the_constants_is_that_of_its_tokens() -> None:
+def test_constants_of_a_part_of_the_batch_are_those_of_its_tokens() -> None:
     prepared = Prepared({"clip_low": 0.1}, {"keep": torch.tensor([True, False, False, True])})
     part = prepared.part(1, 4)
     assert part.scalars == {"clip_low": 0.1}
@@ -35,7 +35,7 @@ def test_a_token_loss_of_another_shape_is_refused() -> None:
         check_token_loss(values_N, 3)
 
 
-def test_the_table_has_each_loss_by_the_name_that_a_recipe_writes() -> None:
+def test_the_table_has_each_loss_by_its_recipe_name() -> None:
     assert {"ppo_clip": PpoClip, "m2po": M2po, "custom": CustomLoss} == LOSSES
     assert all(model.model_fields["name"].default == name for name, model in LOSSES.items())
     read = [TrainConfig.model_validate({"loss": loss}).loss for loss in ({}, {"name": "ppo_clip"})]
@@ -44,12 +44,12 @@ def test_the_table_has_each_loss_by_the_name_that_a_recipe_writes() -> None:
 
 
 @pytest.mark.parametrize("loss", [PpoClip, M2po])
-def test_every_loss_of_the_table_implements_the_contract(loss: type) -> None:
+def test_each_loss_of_the_table_implements_the_contract(loss: type) -> None:
     assert resolve(f"{loss.__module__}:{loss.__name__}", {}, LOSS) is loss
     assert isinstance(loss.whole_minibatch, bool)
 
 
-def test_a_recipe_is_read_without_torch() -> None:
+def test_reading_a_recipe_does_not_import_torch() -> None:
     code = (
         "import sys; from tasks.recipes.loader import load; config = load('gsm8k_qwen3'); "
         "assert config.policies['solver'].train.loss.name == 'm2po'; sys.exit('torch' in "

@@ -43,20 +43,20 @@ def filled_of(differences: list[float], advantages: list[float], threshold: floa
     )
 
 
-def test_adaptive_bounds_are_wide_open_when_no_token_is_clippable() -> None:
+def test_adaptive_bounds_are_infinite_without_a_clippable_token() -> None:
     assert bounds_of([-2.0, 2.0, 3.0], [1.0, -1.0, 0.0], threshold=0.01) == WIDE_OPEN
 
 
-def test_adaptive_bounds_are_wide_open_for_no_tokens_at_all() -> None:
+def test_adaptive_bounds_are_infinite_for_no_tokens() -> None:
     assert bounds_of([], [], threshold=0.01) == WIDE_OPEN
 
 
-def test_adaptive_bounds_are_wide_open_up_to_a_mean_equal_to_the_threshold() -> None:
+def test_adaptive_bounds_are_infinite_up_to_a_mean_equal_to_the_threshold() -> None:
     assert bounds_of([0.5], [1.0], threshold=0.25) == WIDE_OPEN
     assert bounds_of([0.5], [1.0], threshold=0.2499) != WIDE_OPEN
 
 
-def test_adaptive_bounds_come_from_the_largest_moment_that_is_left() -> None:
+def test_adaptive_bounds_are_given_by_the_largest_kept_moment() -> None:
     # m = 0.09, 0.01, 0.0025 over T (two tokens are not in T); the rest after the first has mean
     # 0.00625 < 0.01: τ = 0.1.
     bounds = bounds_of([0.1, -2.0, -0.3, 0.05, 2.0], [1.0, 1.0, -1.0, 1.0, -1.0], threshold=0.01)
@@ -64,7 +64,7 @@ def test_adaptive_bounds_come_from_the_largest_moment_that_is_left() -> None:
     assert bounds.eps_high == pytest.approx(0.1051709181)
 
 
-def test_adaptive_bounds_need_a_mean_strictly_below_the_threshold() -> None:
+def test_adaptive_bounds_require_a_mean_strictly_below_the_threshold() -> None:
     # m = 1, 0.25, 0.0625: the rest from index 1 has mean 0.15625, which is not below θ = 0.15625,
     # so k = 2 and τ = 0.25.
     bounds = bounds_of([1.0, 0.5, 0.25], [1.0, 1.0, 1.0], threshold=0.15625)
@@ -79,7 +79,7 @@ def test_adaptive_bounds_fall_back_to_the_smallest_moment() -> None:
     assert bounds.eps_high == pytest.approx(0.2214027582)
 
 
-def test_adaptive_bounds_of_a_single_token_are_its_own_ratio() -> None:
+def test_adaptive_bounds_of_a_single_token_equal_its_ratio() -> None:
     bounds = bounds_of([1.0], [1.0], threshold=0.01)
     assert bounds.eps_low == pytest.approx(0.6321205588)
     assert bounds.eps_high == pytest.approx(1.7182818285)
@@ -105,8 +105,8 @@ def test_no_gradient_flows_through_adaptive_bounds() -> None:
     clipped_ratio(logprobs, zeros(2), vector(1.0, 1.0), bounds).values_N.sum().backward()
     assert bounds.eps_high == pytest.approx(0.01)
     assert logprobs.grad is not None
-    # 2.0 lies above the bound and is silenced. 1.01 lies on it: half its slope is free, half is
-    # clamped, which is all of it.
+    # 2.0 is above the bound and clipped. 1.01 is at the bound: half of its slope is free, half is
+    # clamped, in total all of it.
     assert logprobs.grad.tolist() == pytest.approx([0.0, -1.01])
 
 
@@ -123,7 +123,7 @@ def test_no_gradient_flows_through_adaptive_bounds() -> None:
         ([], 0.01, []),
     ],
 )
-def test_token_mask_drops_the_largest_moments_until_the_mean_holds(
+def test_token_mask_drops_the_largest_moments_until_the_mean_is_within_the_threshold(
     differences: list[float], threshold: float, keep: list[bool]
 ) -> None:
     assert token_mask(vector(*differences), zeros(len(differences)), threshold).tolist() == keep
@@ -145,13 +145,13 @@ def test_token_mask_drops_the_largest_moments_until_the_mean_holds(
         ([], 1.0, math.inf),
     ],
 )
-def test_the_water_level_is_where_the_mean_of_the_cut_values_is_the_given_one(
+def test_at_the_water_level_the_cut_values_have_the_given_mean(
     values: list[float], mean: float, level: float
 ) -> None:
     assert water_level(vector(*values), mean) == pytest.approx(level)
 
 
-def test_water_filled_bounds_hold_the_mean_of_the_cut_moments_at_the_threshold() -> None:
+def test_water_filled_bounds_keep_the_mean_of_the_cut_moments_at_the_threshold() -> None:
     # m over T = 0.09, 1.0, 4.0 (two tokens are not in T), θ = 0.53: 0.09 + 2 τ² = 1.59, τ² = 0.75.
     bounds = filled_of([0.3, -2.0, -1.0, 2.0, 2.0], [1.0, 1.0, -1.0, 1.0, -1.0], threshold=0.53)
     tau = math.sqrt(0.75)
@@ -235,7 +235,7 @@ def test_the_water_filled_clip_takes_its_threshold_from_the_recipe_and_has_anoth
     assert scalars == {"clip_low": 0.3, "clip_high": 0.5}
 
 
-def test_the_default_threshold_is_that_of_the_form() -> None:
+def test_the_default_threshold_depends_on_the_form() -> None:
     assert M2po().m2_threshold == 0.01
     assert M2po(m2_form="token_mask").m2_threshold == 0.01
     assert M2po(m2_form="water_filled").m2_threshold == 0.04
@@ -245,7 +245,7 @@ def test_the_default_threshold_is_that_of_the_form() -> None:
 
 
 @pytest.mark.parametrize("form", ["adaptive_clip", "water_filled"])
-def test_bounds_clip_the_ratio(form: str) -> None:
+def test_bounds_are_applied_to_the_ratio(form: str) -> None:
     # ρ = 1.5 and 0.5 with A = 1 and −1: −min(1.5, 1.2) and −min(−0.5, −0.7)
     loss = M2po.model_validate({"m2_form": form})
     constants = Prepared(scalars={"clip_low": 0.3, "clip_high": 0.2})
@@ -254,7 +254,7 @@ def test_bounds_clip_the_ratio(form: str) -> None:
     assert result.clipped_N.tolist() == [True, True]
 
 
-def test_a_mask_drops_tokens_and_clips_no_other() -> None:
+def test_a_mask_drops_tokens_and_does_not_clip_others() -> None:
     constants = Prepared(per_token={"keep": torch.tensor([True, False])})
     loss = M2po(m2_form="token_mask")
     result = loss.token_losses(constants, log_ratios(1.5, 0.5), zeros(2), vector(1.0, -1.0))
@@ -264,7 +264,7 @@ def test_a_mask_drops_tokens_and_clips_no_other() -> None:
 
 @pytest.mark.parametrize("form", ["adaptive_clip", "token_mask", "water_filled"])
 def test_dual_clip_limits_every_form(form: str) -> None:
-    """One token with A < 0 and ρ = e²⁵ would decide a step."""
+    """One token with A < 0 and ρ = e²⁵ would dominate a step."""
     loss = M2po.model_validate({"m2_form": form})
     constants = Prepared({"clip_low": 0.2, "clip_high": 0.2}, {"keep": torch.tensor([True])})
     tokens = vector(25.0), vector(0.0), vector(-1.0)
@@ -276,7 +276,7 @@ def test_dual_clip_limits_every_form(form: str) -> None:
     assert limited.clipped_N.tolist() == [True]
 
 
-def test_m2po_needs_the_whole_minibatch() -> None:
+def test_m2po_requires_the_whole_minibatch() -> None:
     assert M2po.whole_minibatch
     loss = M2po()
     assert loss.make() is loss

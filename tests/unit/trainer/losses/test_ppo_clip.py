@@ -42,7 +42,7 @@ def test_dual_clip_limits_a_token_with_a_huge_ratio() -> None:
     assert (limited.values_N.item(), limited.clipped_N.tolist()) == (3.0, [True])
 
 
-def test_ppo_clip_needs_one_token_at_a_time() -> None:
+def test_ppo_clip_requires_only_single_tokens() -> None:
     assert not PpoClip.whole_minibatch
     loss = PpoClip()
     assert loss.make() is loss

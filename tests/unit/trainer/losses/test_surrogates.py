@@ -40,7 +40,7 @@ def zeros(count: int) -> Tensor:
         (3.0, 0.0, 0.0, 0.0, False),
     ],
 )
-def test_the_clipped_ratio_takes_the_worse_of_the_free_and_the_clipped_ratio(
+def test_the_clipped_loss_is_the_larger_of_the_clipped_and_unclipped_one(
     ratio: float, advantage: float, value: float, slope: float, silenced: bool
 ) -> None:
     logprobs = log_ratios(ratio)
@@ -52,7 +52,7 @@ def test_the_clipped_ratio_takes_the_worse_of_the_free_and_the_clipped_ratio(
     assert loss.clipped_N.tolist() == [silenced]
 
 
-def test_bounds_may_differ_below_and_above() -> None:
+def test_lower_and_upper_bounds_can_differ() -> None:
     loss = clipped_ratio(
         log_ratios(1.25, 1.5, 0.75), zeros(3), vector(1.0, 1.0, -1.0), ClipBounds(0.2, 0.28)
     )
@@ -60,7 +60,7 @@ def test_bounds_may_differ_below_and_above() -> None:
     assert loss.clipped_N.tolist() == [False, True, True]
 
 
-def test_dual_clip_bounds_the_loss_of_bad_tokens_only() -> None:
+def test_dual_clip_limits_the_loss_of_negative_advantages_only() -> None:
     logprobs = log_ratios(5.0, 2.0, 5.0)
     loss = clipped_ratio(
         logprobs, zeros(3), vector(-1.0, -1.0, 1.0), ClipBounds(0.2, 0.2), dual_clip=3.0
@@ -72,7 +72,7 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens_only() -> None:
     assert loss.clipped_N.tolist() == [True, False, True]
 
 
-def test_dual_clip_begins_above_its_ratio_and_not_at_it() -> None:
+def test_dual_clip_applies_above_its_ratio_and_not_at_it() -> None:
     logprobs = vector(0.0, math.log(3.0) + 1e-6).requires_grad_()
     loss = clipped_ratio(
         logprobs,
@@ -87,7 +87,7 @@ def test_dual_clip_begins_above_its_ratio_and_not_at_it() -> None:
 
 @pytest.mark.parametrize("difference", [25.0, 100.0, 1000.0])
 def test_a_ratio_of_any_size_is_limited_in_its_loss_and_gradient(difference: float) -> None:
-    """e^100 overflows float32 and e^1000 float64: the gradient of what is limited must not be 0 ·
+    """e^100 overflows float32 and e^1000 float64: the gradient of a limited token must not be 0 ·
     inf.
     """
     logprobs = torch.tensor([difference, 0.0], requires_grad=True)

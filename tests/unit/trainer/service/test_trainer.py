@@ -1,5 +1,5 @@
-"""The trainer service with an engine that counts: its one weight after batch n is n (or n + 100,
-once it drifted).
+"""The trainer service with an engine that counts: its one weight after batch n is n (or n + 100
+after it drifted).
 """
 
 import json
@@ -27,7 +27,7 @@ from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
 from tests.support.patience import PATIENCE_S
 from tests.support.runs.builders import batch
-from tests.support.runs.lifetimes import lifetime_of, progress_of, pulse_of
+from tests.support.runs.lifetimes import heartbeat_writer_of, lifetime_of, progress_of
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.service import trainer
@@ -78,9 +78,7 @@ class DriftingEngine(CountingEngine):
 
 
 class WideEngine(CountingEngine):
-    """Its weight is wide enough, and changes in so little, that a delta is smaller than the
-    whole.
-    """
+    """An engine with a large weight that changes little, so that a delta is smaller than the whole."""
 
     def weights(self) -> dict[str, HostTensor]:
         return wide_weight_of(self.value)
@@ -93,8 +91,8 @@ BEFORE_STEP: dict[int, Callable[[Batch], None]] = {}
 """Called by the engine before each step, by its seed: the hook of a test into a running trainer."""
 
 
-class AwayBackend:
-    """A store that does not answer while `away` is set."""
+class UnreachableBackend:
+    """A store that is unreachable while `away` is set."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -162,15 +160,21 @@ def checkpoint_steps(run: ObjectStore) -> list[int]:
     return sorted(int(key.split("/")[2]) for key in keys)
 
 
-def test_every_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None:
+def test_each_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None:
     add_batches(run, 1, 2, 3)
-    pulse = trained(run, steps=3)
+    heartbeat_writer = trained(run, steps=3)
     assert published(run) == [0, 1, 2, 3]
     manifest = manifests.read_manifest(run, POLICY, 3)
     assert (manifest.parent, manifest.batch, manifest.kind) == (2, 3, "anchor")
-    assert progress_of(pulse.last, TrainerProgress).tokens_trained == 9
-    assert pulse.last.versions == {POLICY: 3}
-    assert pulse.last.seconds.keys() == {"wait", "step", "publish", "publish_wait", "checkpoint"}
+    assert progress_of(heartbeat_writer.last, TrainerProgress).tokens_trained == 9
+    assert heartbeat_writer.last.versions == {POLICY: 3}
+    assert heartbeat_writer.last.seconds.keys() == {
+        "wait",
+        "step",
+        "publish",
+        "publish_wait",
+        "checkpoint",
+    }
 
 
 def test_a_manifest_has_the_metrics_and_the_times_of_its_step(run: ObjectStore) -> None:
@@ -191,7 +195,7 @@ def test_a_manifest_has_the_metrics_and_the_times_of_its_step(run: ObjectStore) 
 
 
 class Clock:
-    """Replaces the module `time` of the service: time passes only when a test advances it."""
+    """Replaces the module `time` of the service: only a test advances the time."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -201,7 +205,7 @@ class Clock:
 
 
 class LateBatch:
-    """A store in which looking for batch 2 for the first time takes five seconds."""
+    """A store in which the first search for batch 2 takes five seconds."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self.backend, self.clock, self.late = backend, clock, True
@@ -217,7 +221,7 @@ class LateBatch:
         return method
 
 
-def test_times_are_those_of_waiting_and_of_the_step(
+def test_times_cover_waiting_and_the_step(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -237,7 +241,7 @@ def test_times_are_those_of_waiting_and_of_the_step(
     assert manifests.read_manifest(run, POLICY, 1).metrics["trainer/wait_s"] == 0.0
 
 
-def test_a_trainer_that_stops_while_repeating_batches_names_the_newest_version(
+def test_a_trainer_stopped_while_it_repeats_batches_reports_the_newest_version(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1, 2, 3)
@@ -245,10 +249,10 @@ def test_a_trainer_that_stops_while_repeating_batches_names_the_newest_version(
         publisher.publish(run, POLICY, version, weight_of(version))
     stop = threading.Event()
     BEFORE_STEP[14] = lambda given: stop.set()
-    pulse = trained(run, steps=3, stop=stop, seed=14)
+    heartbeat_writer = trained(run, steps=3, stop=stop, seed=14)
     assert checkpoint_steps(run) == [1]
-    assert pulse.last.note == "leaves with version 3 published"
-    assert pulse.last.versions == {POLICY: 3}
+    assert heartbeat_writer.last.note == "leaves with version 3 published"
+    assert heartbeat_writer.last.versions == {POLICY: 3}
 
 
 def test_checkpoints_are_saved_at_their_interval_and_at_the_last_step_and_old_ones_deleted(
@@ -262,7 +266,7 @@ def test_checkpoints_are_saved_at_their_interval_and_at_the_last_step_and_old_on
     assert tensors["master"].bits.tolist() == [4]
 
 
-def test_it_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> None:
+def test_a_trainer_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> None:
     lifetime = lifetime_of(memory_store, "trainer")
     trainer = threading.Thread(target=train, args=(lifetime, POLICY, CONFIG, 2, 0))
     trainer.start()
@@ -277,7 +281,7 @@ def test_it_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> No
     assert published(memory_store) == [0, 1, 2]
 
 
-def test_a_finished_trainer_started_again_does_nothing(
+def test_a_restarted_finished_trainer_does_nothing(
     run: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_batches(run, 1)
@@ -289,9 +293,7 @@ def test_a_finished_trainer_started_again_does_nothing(
 
 
 class SlowVersions:
-    """A store that takes its time over versions, and remembers in which order objects were
-    created.
-    """
+    """A store with slow writes of versions, which records the order in which objects are created."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -309,7 +311,7 @@ class SlowVersions:
         return method
 
 
-def test_a_checkpoint_waits_for_its_version(run: ObjectStore) -> None:
+def test_a_checkpoint_is_written_after_its_version(run: ObjectStore) -> None:
     add_batches(run, 1, 2)
     slow = SlowVersions(run.backend)
     trained(replace(run, backend=slow), steps=2)  # type: ignore[arg-type]  # a stand-in
@@ -322,13 +324,15 @@ def test_a_checkpoint_waits_for_its_version(run: ObjectStore) -> None:
     assert any("checkpoints/" in key for key in slow.created)
 
 
-def test_a_resumed_trainer_continues_from_its_checkpoint_and_keeps_count(run: ObjectStore) -> None:
+def test_a_resumed_trainer_continues_from_its_checkpoint_with_its_counters(
+    run: ObjectStore,
+) -> None:
     add_batches(run, 1, 2, 3)
     trained(run, steps=3)
     add_batches(run, 4)
-    pulse = trained(run, steps=4)
+    heartbeat_writer = trained(run, steps=4)
     assert published(run) == [0, 1, 2, 3, 4]
-    assert progress_of(pulse.last, TrainerProgress).tokens_trained == 12
+    assert progress_of(heartbeat_writer.last, TrainerProgress).tokens_trained == 12
 
 
 def test_versions_published_after_the_checkpoint_are_trained_again_and_kept(
@@ -362,7 +366,7 @@ def test_after_training_again_to_the_same_bits_the_next_version_is_a_delta(
     assert int(reader.fetch(memory_store, POLICY, 3)["weight"].bits[-1]) == 3
 
 
-def test_after_a_resume_from_the_checkpoint_of_the_newest_version_the_next_one_is_a_delta(
+def test_after_a_resume_from_the_newest_versions_checkpoint_the_next_version_is_a_delta(
     memory_store: ObjectStore,
 ) -> None:
     publisher.publish(
@@ -397,7 +401,7 @@ def test_after_training_again_to_other_bits_the_next_version_is_an_anchor(
     ] == [77, 2]
 
 
-def test_a_trainer_that_was_never_resumed_publishes_deltas(memory_store: ObjectStore) -> None:
+def test_an_uninterrupted_trainer_publishes_deltas(memory_store: ObjectStore) -> None:
     publisher.publish(
         memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"}
     )
@@ -412,7 +416,7 @@ def test_a_trainer_that_was_never_resumed_publishes_deltas(memory_store: ObjectS
     assert kinds == ["delta", "delta", "anchor", "delta"]
 
 
-def test_where_training_again_gives_other_bits_the_published_versions_are_kept_and_an_error_is_logged(
+def test_if_repeated_steps_give_other_bits_the_published_versions_stay_and_an_error_is_logged(
     run: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_batches(run, 1, 2, 3)
@@ -426,7 +430,7 @@ def test_where_training_again_gives_other_bits_the_published_versions_are_kept_a
     assert "up to 2 are kept; version 3 is the first" in loud[0]
 
 
-def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_a_remedy(
+def test_a_concurrent_publisher_of_other_weights_stops_the_trainer_with_a_remedy(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1, 2)
@@ -443,7 +447,7 @@ def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_a_remedy(
     assert published(run) == [0, 1, 99]
 
 
-def test_a_version_with_equal_weights_is_a_write_whose_response_was_lost(
+def test_an_existing_version_with_equal_weights_counts_as_published(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1, 2)
@@ -456,39 +460,45 @@ def test_a_version_with_equal_weights_is_a_write_whose_response_was_lost(
     assert published(run) == [0, 1, 2]
 
 
-def test_asked_to_stop_it_finishes_the_step_and_checkpoints(run: ObjectStore) -> None:
+def test_a_trainer_asked_to_stop_finishes_the_step_and_writes_a_checkpoint(
+    run: ObjectStore,
+) -> None:
     add_batches(run, 1, 2, 3)
     stop = threading.Event()
     BEFORE_STEP[9] = lambda given: stop.set()
-    pulse = trained(run, steps=3, stop=stop, seed=9)
+    heartbeat_writer = trained(run, steps=3, stop=stop, seed=9)
     assert published(run) == [0, 1]
     assert checkpoint_steps(run) == [1]
-    assert pulse.last.state == "draining"
+    assert heartbeat_writer.last.state == "draining"
 
 
-def test_asked_to_stop_before_version_0_it_ends_at_once(memory_store: ObjectStore) -> None:
+def test_a_trainer_asked_to_stop_before_version_0_ends_immediately(
+    memory_store: ObjectStore,
+) -> None:
     stop = threading.Event()
     stop.set()
     trained(memory_store, steps=3, stop=stop)
     assert memory_store.list() == []
 
 
-def test_the_end_of_the_run_ends_a_waiting_trainer(run: ObjectStore) -> None:
+def test_a_waiting_trainer_stops_at_the_runs_end(run: ObjectStore) -> None:
     add_batches(run, 1)
     request_stop(run, Stop("cancelled", "a person asked", 0.0))
-    pulse = trained(run, steps=3)
+    heartbeat_writer = trained(run, steps=3)
     assert published(run) == [0]
-    assert progress_of(pulse.last, TrainerProgress).step == 0
+    assert progress_of(heartbeat_writer.last, TrainerProgress).step == 0
 
 
-def test_a_trainer_reads_whether_the_run_ended_once_in_an_interval(run: ObjectStore) -> None:
+def test_a_trainer_reads_the_runs_end_once_per_interval(run: ObjectStore) -> None:
     add_batches(run, 1, 2)
 
     def run_ends(given: Batch) -> None:
         request_stop(run, Stop("completed", "enough", 0.0))
 
     BEFORE_STEP[10] = run_ends
-    lifetime = Lifetime(run, pulse_of(run, "trainer"), threading.Event(), clock=lambda: 0.0)
+    lifetime = Lifetime(
+        run, heartbeat_writer_of(run, "trainer"), threading.Event(), clock=lambda: 0.0
+    )
     train(lifetime, POLICY, CONFIG, steps=2, seed=10)
     assert published(run) == [
         0,
@@ -497,7 +507,7 @@ def test_a_trainer_reads_whether_the_run_ended_once_in_an_interval(run: ObjectSt
     ]  # the first read was before the request, the second is not due
 
 
-def test_a_damaged_batch_ends_the_trainer_with_its_name(run: ObjectStore) -> None:
+def test_a_damaged_batch_stops_the_trainer_with_its_name(run: ObjectStore) -> None:
     add_batches(run, 1)
     run.create(f"batches/{POLICY}/00000002.arrow", b"half an object")
     with pytest.raises(CorruptError, match=r"batches/solver/00000002\.arrow is damaged"):
@@ -511,12 +521,12 @@ def test_a_base_model_without_its_config_is_named(memory_store: ObjectStore) -> 
         trained(memory_store, steps=1)
 
 
-def test_an_unknown_engine_is_named_with_those_that_are_known(run: ObjectStore) -> None:
+def test_an_unknown_engine_is_named_with_a_list_of_engines(run: ObjectStore) -> None:
     with pytest.raises(ConfigError, match="'tourch' is not known; use one of torch"):
         trained(run, steps=1, config=CONFIG.model_copy(update={"engine": "tourch"}))
 
 
-def test_a_checkpoint_whose_version_is_gone_is_an_error_and_not_a_gap(run: ObjectStore) -> None:
+def test_a_checkpoint_without_its_version_is_an_error(run: ObjectStore) -> None:
     checkpoints.save(run, POLICY, 3, *with_tokens(CountingEngine(CONFIG, {}, 0)))
     with pytest.raises(
         CorruptError,
@@ -530,12 +540,12 @@ def with_tokens(engine: CountingEngine) -> tuple[dict[str, HostTensor], Json]:
     return tensors, {"engine": state, "tokens_trained": 0.0}
 
 
-def test_a_store_that_is_away_only_delays_it(
+def test_an_unreachable_store_only_delays_the_trainer(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
     add_batches(run, 1, 2)
-    backend = AwayBackend(run.backend)
+    backend = UnreachableBackend(run.backend)
 
     def goes_away(given: Batch) -> None:
         backend.away.set()
@@ -547,26 +557,26 @@ def test_a_store_that_is_away_only_delays_it(
     assert backend.refusals > 0
 
 
-def test_asked_to_stop_while_the_store_is_away_it_ends_and_a_resumed_one_repeats_the_step(
+def test_a_trainer_stopped_during_a_store_outage_repeats_the_step_after_a_resume(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
     add_batches(run, 1, 2)
-    backend, stop = AwayBackend(run.backend), threading.Event()
+    backend, stop = UnreachableBackend(run.backend), threading.Event()
 
     def goes_away(given: Batch) -> None:
         backend.away.set()
         stop.set()
 
     BEFORE_STEP[12] = goes_away
-    pulse = trained(replace(run, backend=backend), steps=2, stop=stop, seed=12)
-    assert "stopped while the store was away" in pulse.last.note
+    heartbeat_writer = trained(replace(run, backend=backend), steps=2, stop=stop, seed=12)
+    assert "stopped while the store was away" in heartbeat_writer.last.note
     assert published(run) == [0]
     trained(run, steps=2)
     assert published(run) == [0, 1, 2]
 
 
-def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStore) -> None:
+def test_the_built_in_engine_trains_in_the_service(memory_store: ObjectStore) -> None:
     from tests.support.models.trainer_cases import (
         MODEL_CONFIG,
         base_weights,
@@ -590,7 +600,7 @@ def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStor
     assert all(tensor.dtype == "BF16" for tensor in first.values())
 
 
-def test_a_publication_that_fails_ends_a_trainer_that_waits_for_a_batch(
+def test_a_failed_publication_stops_a_waiting_trainer(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1)  # the next one would need version 1
@@ -606,7 +616,7 @@ def test_a_publication_that_fails_ends_a_trainer_that_waits_for_a_batch(
             return method
 
     stop = threading.Event()
-    rescue = threading.Timer(20.0, stop.set)  # without the check it would wait for ever
+    rescue = threading.Timer(20.0, stop.set)  # without the check it would wait permanently
     rescue.start()
     with pytest.raises(ConfigError, match="the disk is full"):
         trained(replace(run, backend=Full()), steps=3, stop=stop)  # type: ignore[arg-type]  # a stand-in

@@ -1,5 +1,5 @@
-"""Continuous batching on models with real attention: what running requests keep when the weights
-change under them.
+"""Continuous batching on models with real attention: results of running requests at a change of
+weights.
 """
 
 from collections.abc import Sequence
@@ -55,8 +55,8 @@ def asked(batch: ContinuousBatch, *prompts: tuple[int, ...], limit: int = 9) -> 
 def cached_logprobs(
     request: Request, models: Sequence[object], swaps: Sequence[int]
 ) -> list[float]:
-    """Log-probability of each token of the answer, by transformers: `models[i + 1]` takes over
-    after `swaps[i]` tokens, with the keys and values that the models before it computed.
+    """Log-probability of each token of the answer, by transformers: `models[i + 1]` is used after
+    `swaps[i]` tokens, with the keys and values of the models before it.
     """
     past = None
     told = []
@@ -65,8 +65,8 @@ def cached_logprobs(
     for place in range(len(request.tokens)):
         model = models[sum(place >= swap for swap in swaps)]
         until = len(request.prompt) + place
-        # What stands before the newest token was computed as it came; a new request's whole prompt
-        # at once.
+        # Each position before the newest token was computed when it was sampled; a new request's whole
+        # prompt is computed at once.
         output = model(torch.tensor([text[fed:until]]), past_key_values=past, use_cache=True)  # type: ignore[operator]
         past, fed = output.past_key_values, until
         told.append(float(torch.log_softmax(output.logits[0, -1].float(), dim=-1)[text[until]]))
@@ -74,14 +74,14 @@ def cached_logprobs(
 
 
 def whole_logprobs(request: Request, model: object) -> list[float]:
-    """The same by one model that computes the whole text anew."""
+    """The same by one model that computes the whole text again."""
     text = torch.tensor([[*request.prompt, *request.tokens]])
     logprobs = torch.log_softmax(model(text).logits[0].float(), dim=-1)  # type: ignore[operator]
     first = len(request.prompt)
     return [float(logprobs[first + place - 1, token]) for place, token in enumerate(request.tokens)]
 
 
-def test_running_requests_go_on_with_the_keys_and_values_of_the_old_weights(
+def test_running_requests_continue_with_keys_and_values_of_the_old_weights(
     models: tuple[object, object],
 ) -> None:
     old, new = models
@@ -100,14 +100,14 @@ def test_running_requests_go_on_with_the_keys_and_values_of_the_old_weights(
             recomputed = whole_logprobs(request, new)[4:]
             assert (
                 max(
-                    abs(one - other)
-                    for one, other in zip(request.logprobs[4:], recomputed, strict=True)
+                    abs(item - other)
+                    for item, other in zip(request.logprobs[4:], recomputed, strict=True)
                 )
                 > 0.05
             )
 
 
-def test_requests_that_come_after_a_swap_are_computed_by_the_new_weights_alone(
+def test_requests_after_a_swap_use_only_the_new_weights(
     models: tuple[object, object],
 ) -> None:
     old, new = models
@@ -126,7 +126,7 @@ def test_requests_that_come_after_a_swap_are_computed_by_the_new_weights_alone(
         assert same.logprobs == pytest.approx(whole_logprobs(same, new), abs=2e-4)
 
 
-def test_a_request_that_waits_for_a_place_over_a_swap_is_computed_by_the_new_weights(
+def test_a_request_queued_over_a_swap_uses_only_the_new_weights(
     models: tuple[object, object],
 ) -> None:
     old, new = models
@@ -142,7 +142,7 @@ def test_a_request_that_waits_for_a_place_over_a_swap_is_computed_by_the_new_wei
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bit_weights_compute_nearly_what_thirty_two_bits_do(
+def test_results_of_16_bit_weights_are_close_to_those_of_32_bits(
     models: tuple[object, object], dtype: torch.dtype
 ) -> None:
     batch = batch_of(models[0], dtype)
@@ -155,14 +155,16 @@ def test_sixteen_bit_weights_compute_nearly_what_thirty_two_bits_do(
             exact = whole_logprobs(request, models[0])
             assert request.logprobs == pytest.approx(whole_logprobs(request, model), abs=0.15)
             assert request.logprobs == pytest.approx(exact, abs=0.3)
-            assert request.logprobs != pytest.approx(exact, abs=1e-6)  # it did compute in 16 bits
+            assert request.logprobs != pytest.approx(
+                exact, abs=1e-6
+            )  # the computation was in 16 bits
 
 
 @pytest.mark.parametrize(
     ("stop_ids", "limit", "reason", "count"),
     [((4,), 3, "stop", 3), ((4,), 2, "length", 2), ((), 3, "length", 3)],
 )
-def test_a_stop_token_at_the_limit_is_a_stop(
+def test_a_stop_token_at_the_length_limit_counts_as_a_stop(
     stop_ids: tuple[int, ...], limit: int, reason: str, count: int
 ) -> None:
     architecture = read_architecture(CONFIG)

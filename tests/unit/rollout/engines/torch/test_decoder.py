@@ -48,7 +48,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_logits_equal_those_of_transformers_over_many_ragged_decode_steps_after_a_padded_prefill(
+def test_logits_equal_those_of_transformers_over_ragged_decode_steps_after_a_padded_prefill(
     config: Json,
 ) -> None:
     model = random_model(config)
@@ -73,7 +73,7 @@ def test_logits_equal_those_of_transformers_over_many_ragged_decode_steps_after_
             )
 
 
-def test_a_moved_sequence_continues_as_if_it_had_not_moved() -> None:
+def test_a_moved_sequence_continues_unchanged() -> None:
     config = CONFIGS["qwen3 tied"]
     model = random_model(config)
     architecture = read_architecture(config)
@@ -104,7 +104,7 @@ def test_a_moved_sequence_continues_as_if_it_had_not_moved() -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
     ],
 )
-def test_what_the_decoder_does_not_implement_is_refused_by_name(change: Json, named: str) -> None:
+def test_unsupported_model_features_are_refused_by_name(change: Json, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         read_architecture({"model_type": "qwen3", "head_dim": 16, **SIZES, **change})
 
@@ -121,7 +121,7 @@ def test_what_the_decoder_does_not_implement_is_refused_by_name(change: Json, na
         {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     ],
 )
-def test_a_rope_scaling_that_is_not_implemented_is_refused_by_name(rope: Json) -> None:
+def test_an_unsupported_rope_scaling_is_refused_by_name(rope: Json) -> None:
     architecture = read_architecture({"model_type": "llama", **SIZES, "rope_parameters": rope})
     with pytest.raises(ConfigError, match=r"yarn|partial_rotary_factor"):
         Decoder(architecture, 16, CPU, torch.float32)

@@ -1,5 +1,5 @@
-"""What the torch engine adds to the contract: its thread, its failures, its shared prefixes, and
-that no place leaks.
+"""Behaviour of the torch engine beyond the contract: its thread, its failures, its shared prefixes,
+and the reuse of slots.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 class RecordingDecoder(Decoder):
-    """A decoder that writes down which texts it computed."""
+    """A decoder that records which texts it computed."""
 
     def __init__(self) -> None:
         super().__init__(read_architecture(CONFIG), 32, CPU, torch.float32)
@@ -63,13 +63,13 @@ def ask(batch: ContinuousBatch, prompts: Sequence[tuple[int, ...]], limit: int =
         batch.add(Request(prompt=prompt, sampling=SamplingParams(), limit=limit))
 
 
-def test_a_group_shares_one_computation_of_its_prompt_until_the_weights_change() -> None:
+def test_a_group_computes_its_prompt_once_until_the_weights_change() -> None:
     decoder = RecordingDecoder()
     batch = batch_of(decoder, slots=4)
 
     ask(batch, [(1, 2, 3)] * 8 + [(4, 5)])
     assert len(run(batch)) == 9
-    # One pass for the group, the waiting prompt along with it; the last token of each is left to
+    # One pass for the group together with the waiting prompt; the last token of each is left to
     # the decode step.
     assert decoder.passes == [[[1, 2], [4, 0]]]
 
@@ -80,7 +80,7 @@ def test_a_group_shares_one_computation_of_its_prompt_until_the_weights_change()
     assert request.tokens == [5, 7, 9]
 
 
-def test_long_prompts_are_computed_in_bounded_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_are_computed_in_limited_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollout.engines.torch.batch.PREFILL_TOKENS_MAX", 8)
     decoder = RecordingDecoder()
     batch = batch_of(decoder, slots=4)
@@ -89,7 +89,7 @@ def test_long_prompts_are_computed_in_bounded_passes(monkeypatch: pytest.MonkeyP
     assert decoder.passes == [[[1, 2, 3, 4][:3], [5, 6, 0]], [[8] * 11]]
 
 
-def test_the_prefix_cache_drops_the_least_recently_used_first() -> None:
+def test_the_prefix_cache_evicts_the_least_recently_used_entry() -> None:
     cache, nothing = PrefixCache(tokens_max=6), Prefix(torch.zeros(0), torch.zeros(0))
     cache.put((1, 1), nothing)
     cache.put((2, 2), nothing)
@@ -100,7 +100,7 @@ def test_the_prefix_cache_drops_the_least_recently_used_first() -> None:
     assert [text in cache for text in ((1, 1), (3, 3, 3), (4,) * 7)] == [True, True, False]
 
 
-def test_a_freed_place_is_filled_by_the_last_sequence_which_goes_on_unchanged() -> None:
+def test_a_freed_slot_is_filled_by_the_last_sequence_which_continues_unchanged() -> None:
     batch = batch_of(RecordingDecoder(), slots=3)
     requests = [
         Request(prompt=(start,), sampling=SamplingParams(), limit=limit)
@@ -116,8 +116,8 @@ def test_a_freed_place_is_filled_by_the_last_sequence_which_goes_on_unchanged() 
     ]
 
 
-async def test_what_breaks_the_loop_fails_every_request_instead_of_hanging() -> None:
-    """Logits that are not numbers break it; a trainer that diverged publishes such weights."""
+async def test_an_error_of_the_loop_fails_every_request() -> None:
+    """NaN logits stop the engine; a trainer that diverged publishes such weights."""
     engine = TorchRolloutEngine(EngineConfig(max_concurrent=2, max_tokens=8192), CONFIG)
     await engine.load(0, counting(1))
     pending = [
@@ -138,7 +138,7 @@ async def test_what_breaks_the_loop_fails_every_request_instead_of_hanging() -> 
     await engine.close()
 
 
-def test_an_answer_to_an_event_loop_that_has_ended_harms_nobody() -> None:
+def test_a_result_for_a_closed_event_loop_is_dropped() -> None:
     engine = TorchRolloutEngine(EngineConfig(max_concurrent=1, max_tokens=1024), CONFIG)
     first = asyncio.new_event_loop()
     first.run_until_complete(engine.load(0, counting(1)))
@@ -156,7 +156,7 @@ def test_an_answer_to_an_event_loop_that_has_ended_harms_nobody() -> None:
     assert asyncio.run(second()) == [6, 7]
 
 
-async def test_more_requests_than_the_limit_are_refused_until_some_are_answered(
+async def test_requests_above_the_limit_are_refused_until_others_finish(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rollout.engines.torch.engine.WAITING_MAX", 2)
@@ -191,15 +191,13 @@ async def test_more_requests_than_the_limit_are_refused_until_some_are_answered(
         ),
     ],
 )
-def test_an_impossible_engine_names_the_setting_to_change(
-    config: EngineConfig, message: str
-) -> None:
+def test_an_impossible_engine_setting_is_named(config: EngineConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TorchRolloutEngine(config, CONFIG)
 
 
-async def test_soak_no_token_is_lost_and_no_place_leaks_under_swaps_and_cancellations() -> None:
-    """300 requests of random lengths through 24 places, weights swapped every 20 ms, a fifth of the
+async def test_soak_with_swaps_and_cancellations_loses_no_token_and_no_slot() -> None:
+    """300 requests of random lengths in 24 slots, weights swapped every 20 ms, a fifth of the
     requests cancelled.
     """
     engine = TorchRolloutEngine(EngineConfig(max_concurrent=24, max_tokens=256), CONFIG)
@@ -244,7 +242,7 @@ async def test_soak_no_token_is_lost_and_no_place_leaks_under_swaps_and_cancella
     await swapping
     await engine.generate(
         [0], SamplingParams(max_new_tokens=1)
-    )  # after it, every cancellation has been taken in
+    )  # after it, every cancellation has been processed
     assert engine.version > 1
     assert not engine._answers
     assert not engine._batch.busy

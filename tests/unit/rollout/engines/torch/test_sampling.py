@@ -28,14 +28,14 @@ def test_splitmix64_gives_its_published_sequence() -> None:
     assert uniform(counters).tolist() == [(number >> 11) * 2.0**-53 for number in published]
 
 
-def test_seeds_far_beyond_64_bits_and_below_zero_are_accepted_and_differ() -> None:
+def test_seeds_beyond_64_bits_and_below_zero_are_accepted_and_differ() -> None:
     counters = {first_counter(seed) for seed in (0, 1, 2, -1, 2**63, 2**64 - 2, 10**30)}
     assert len(counters) == 7
     assert all(-(2**63) <= counter < 2**63 for counter in counters)
     assert first_counter(2**64 + 5) == first_counter(5)
 
 
-def test_a_token_is_drawn_where_the_distribution_function_passes_the_number() -> None:
+def test_a_token_is_sampled_where_the_cumulative_distribution_exceeds_the_number() -> None:
     """Probabilities .1 .2 .3 .4 have sums .1 .3 .6 1."""
     logits = logits_of(0.1, 0.2, 0.3, 0.4).expand(6, 4) + 5.0
     numbers = torch.tensor([0.0, 0.0999, 0.1001, 0.2999, 0.6001, 1 - 2.0**-53], dtype=torch.float64)
@@ -47,7 +47,7 @@ def test_a_token_is_drawn_where_the_distribution_function_passes_the_number() ->
     assert logprobs.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_an_excluded_token_is_never_drawn_even_at_the_ends() -> None:
+def test_an_excluded_token_is_never_sampled() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).expand(3, 5)
     tokens, logprobs = draw(logits, torch.tensor([0.0, 0.5, 1 - 2.0**-53], dtype=torch.float64))
     assert tokens.tolist() == [1, 3, 3]
@@ -62,12 +62,12 @@ def test_an_excluded_token_is_never_drawn_even_at_the_ends() -> None:
         (0, 0.69, [4 / 7, 3 / 7, 0, 0]),  # .4 is too little, .4 + .3 reaches it
         (0, 0.39, [1, 0, 0, 0]),
         (0, 0.71, [4 / 9, 3 / 9, 2 / 9, 0]),
-        (3, 0.5, [4 / 7, 3 / 7, 0, 0]),  # of what top-k left, .444 is too little
-        (3, 0.44, [1, 0, 0, 0]),  # of what top-k left, .444 is enough
+        (3, 0.5, [4 / 7, 3 / 7, 0, 0]),  # of the tokens kept by top-k, .444 is too little
+        (3, 0.44, [1, 0, 0, 0]),  # of the tokens kept by top-k, .444 is enough
         (9, 1.0, [0.4, 0.3, 0.2, 0.1]),
     ],
 )
-def test_truncation_keeps_and_renormalises_what_top_k_then_top_p_leave(
+def test_truncation_applies_top_k_then_top_p_and_renormalises(
     top_k: int, top_p: float, kept: list[float]
 ) -> None:
     order = [2, 0, 3, 1]  # so that ranks are not positions
@@ -77,23 +77,23 @@ def test_truncation_keeps_and_renormalises_what_top_k_then_top_p_leave(
     assert probabilities == pytest.approx([kept[position] for position in order], abs=1e-6)
 
 
-def test_top_p_that_is_reached_exactly_needs_no_further_token() -> None:
+def test_top_p_reached_exactly_includes_no_further_token() -> None:
     truncated = truncate(torch.zeros(1, 4), torch.tensor([0]), torch.tensor([0.5]))
     assert truncated[0].tolist() == [0.0, 0.0, -math.inf, -math.inf]
 
 
-def test_among_equal_logits_top_k_keeps_exactly_k_with_the_smallest_ids() -> None:
+def test_ties_at_the_top_k_limit_keep_the_smallest_ids() -> None:
     truncated = truncate(torch.zeros(1, 5), torch.tensor([2]), torch.tensor([1.0]))
     assert truncated[0].tolist() == [0.0, 0.0, -math.inf, -math.inf, -math.inf]
 
 
-def test_rows_of_one_batch_are_truncated_each_by_its_own_wish() -> None:
+def test_each_row_of_a_batch_has_its_own_truncation() -> None:
     logits = logits_of(0.4, 0.3, 0.2, 0.1).repeat(3, 1)
     truncated = truncate(logits, torch.tensor([1, 0, 0]), torch.tensor([1.0, 0.5, 1.0]))
     assert torch.isfinite(truncated).sum(-1).tolist() == [1, 2, 4]
 
 
-def test_drawn_tokens_follow_their_probabilities() -> None:
+def test_sampled_tokens_follow_their_probabilities() -> None:
     """Chi-square over 20,000 draws with 5 degrees of freedom: above 20.5 once in a thousand
     times.
     """
@@ -120,7 +120,7 @@ def test_neighbouring_seeds_and_positions_are_uncorrelated() -> None:
         assert float(numbers.mean()) == pytest.approx(0.5, abs=0.015)
 
 
-def test_logits_that_are_not_numbers_give_a_log_probability_that_is_none() -> None:
+def test_logits_that_are_nan_give_a_log_probability_of_nan() -> None:
     tokens, logprobs = draw(torch.full((1, 4), math.nan), torch.tensor([0.5], dtype=torch.float64))
     assert 0 <= int(tokens) < 4
     assert math.isnan(float(logprobs))

@@ -43,7 +43,7 @@ from rollout.rewards.math_answers.box import TEXT_CHARS_MAX, last_box
         ("", None),
     ],
 )
-def test_the_last_box_whose_braces_balance_is_the_answer(text: str, found: str | None) -> None:
+def test_the_last_box_with_balanced_braces_is_the_answer(text: str, found: str | None) -> None:
     assert last_box(text) == found
 
 
@@ -53,7 +53,7 @@ def test_only_the_end_of_a_very_long_text_is_searched() -> None:
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """The least CPU time of five runs."""
+    """The minimum CPU time of five runs."""
     times = []
     for _ in range(5):
         start_s = time.process_time()
@@ -78,11 +78,11 @@ def cpu_s(work: Callable[[], object]) -> float:
         "a ",
     ],
 )
-def test_the_search_takes_time_that_grows_with_the_text_and_not_with_its_square(part: str) -> None:
+def test_the_search_time_is_linear_in_the_length_of_the_text(part: str) -> None:
     count = 25_000 // len(part)
     short, long = (cpu_s(lambda text=part * n: last_box(text)) for n in (count, 4 * count))  # type: ignore[misc]  # bound early
     assert long < 10 * max(short, 0.001)
 
 
-def test_an_empty_box_takes_no_answers_place() -> None:
+def test_an_empty_box_is_not_an_answer() -> None:
     assert last_box("it is \\boxed{5}, in \\boxed{} or \\boxed{ } as you asked") == "5"

@@ -1,4 +1,4 @@
-"""What is decided about an answer without algebra, on the event loop."""
+"""Decisions about an answer without algebra, on the event loop."""
 
 import re
 import time
@@ -34,16 +34,16 @@ from rollout.rewards.math_answers.structure import (
 
 
 @pytest.mark.parametrize(("answer", "reference"), EQUAL)
-def test_an_equal_answer_is_never_refused_at_sight(answer: str, reference: str) -> None:
+def test_the_quick_comparison_never_refuses_an_equal_answer(answer: str, reference: str) -> None:
     assert equal(answer, reference) is not False
 
 
 @pytest.mark.parametrize(("answer", "reference"), UNEQUAL)
-def test_another_answer_is_never_accepted_at_sight(answer: str, reference: str) -> None:
+def test_the_quick_comparison_never_accepts_a_different_answer(answer: str, reference: str) -> None:
     assert equal(answer, reference) is not True
 
 
-def test_most_pairs_are_decided_at_sight() -> None:
+def test_the_quick_comparison_decides_most_pairs() -> None:
     decided = [pair for pair in EQUAL + UNEQUAL if equal(*pair) is not None]
     assert len(decided) >= 0.75 * len(EQUAL + UNEQUAL)
 
@@ -137,21 +137,21 @@ def test_most_pairs_are_decided_at_sight() -> None:
         ("$$", "$$", False),
     ],
 )
-def test_what_needs_no_algebra_is_decided(
+def test_pairs_that_need_no_algebra_are_decided(
     answer: str, reference: str, verdict: bool | None
 ) -> None:
     assert equal(answer, reference) is verdict
 
 
-def test_algebra_is_asked_about_single_expressions_in_one_spelling() -> None:
-    asked: list[tuple[str, str]] = []
+def test_algebra_compares_single_expressions_in_normalized_spelling() -> None:
+    requested: list[tuple[str, str]] = []
 
     def algebra(answer: str, gold: str) -> bool:
-        asked.append((answer, gold))
+        requested.append((answer, gold))
         return True
 
     assert equal("$(1,200x,\\ 2\\sqrt3\\text{ cm})$", "\\left(1200y, z\\right)", algebra)
-    assert asked == [("1200x", "1200y"), ("2\\sqrt3", "z")]
+    assert requested == [("1200x", "1200y"), ("2\\sqrt3", "z")]
 
 
 def test_a_wrong_item_of_a_tuple_ends_the_comparison() -> None:
@@ -161,14 +161,14 @@ def test_a_wrong_item_of_a_tuple_ends_the_comparison() -> None:
     assert equal("(1, x)", "(2, x+0)", algebra) is False
 
 
-def test_an_answer_of_groups_within_groups_is_compared_by_its_spelling_alone() -> None:
+def test_an_answer_of_nested_groups_is_compared_by_spelling_only() -> None:
     deep = "{" * NESTING_MAX + "x+1" + "}" * NESTING_MAX
     assert equal(deep, "1+x") is None
     assert equal("{" + deep + "+}", "1+x") is False
     assert equal("{" + deep + "+}", "{" + deep + "+}") is True
 
 
-def test_a_longer_answer_is_compared_by_its_spelling_alone() -> None:
+def test_a_longer_answer_is_compared_by_spelling_only() -> None:
     long = "1" * (CHARS_MAX + 1)
     assert equal(long, long) is True
     assert equal(long, "+" + long) is False
@@ -190,11 +190,11 @@ def test_a_longer_answer_is_compared_by_its_spelling_alone() -> None:
         ("0.5...", "0.5..."),
     ],
 )
-def test_spellings_become_one(text: str, written: str) -> None:
+def test_spellings_are_normalized(text: str, written: str) -> None:
     assert tidy(text) == written
 
 
-def test_collections_are_taken_apart() -> None:
+def test_collections_are_split_into_items() -> None:
     assert collection("\\{1, 2\\}") == Collection("\\{", "\\}", ("1", "2"))
     assert collection("(0, 1]") == Collection("(", "]", ("0", "1"))
     assert collection("1,200") is None
@@ -271,7 +271,7 @@ def patterns(module: ModuleType) -> list[re.Pattern[str]]:
 
 
 @pytest.mark.parametrize("part", NASTY)
-def test_every_pattern_takes_time_that_grows_with_the_text_and_not_with_its_square(
+def test_the_time_of_each_pattern_is_linear_in_the_length_of_the_text(
     part: str,
 ) -> None:
     modules = (
@@ -287,10 +287,10 @@ def test_every_pattern_takes_time_that_grows_with_the_text_and_not_with_its_squa
         units,
         words,
     )
-    found = list(dict.fromkeys(pattern for module in modules for pattern in patterns(module)))
-    assert len(found) > 40
+    results = list(dict.fromkeys(pattern for module in modules for pattern in patterns(module)))
+    assert len(results) > 40
     count = 25_000 // len(part)
-    for pattern in found:
+    for pattern in results:
         short_s, long_s = (
             min(_scan_s(pattern, part * n) for _ in range(3)) for n in (count, 4 * count)
         )
@@ -305,9 +305,9 @@ def _scan_s(pattern: re.Pattern[str], text: str) -> float:
 
 
 @pytest.mark.parametrize("part", NASTY)
-def test_a_comparison_at_sight_is_bounded_whatever_the_answer(part: str) -> None:
+def test_the_quick_comparison_is_bounded_for_any_answer(part: str) -> None:
     text = (part * CHARS_MAX)[:CHARS_MAX]
     start_s = time.process_time()
     for reference in ("12", "1, 2", "(1,2)", "x+1", "\\text{no}"):
         equal(text, reference)
-    assert time.process_time() - start_s < 0.5  # CPU time: 20 to 100 times what it takes
+    assert time.process_time() - start_s < 0.5  # CPU time: 20 to 100 times the usual one

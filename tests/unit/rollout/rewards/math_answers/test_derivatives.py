@@ -24,7 +24,7 @@ from rollout.rewards.math_judge import judge
         ("\\dot{x}+\\ddot\\theta(t)", " Q_{o1,x}+ Q_{o2,theta,t}"),
     ],
 )
-def test_a_derivative_becomes_a_symbol(text: str, symbols: str) -> None:
+def test_a_derivative_is_replaced_by_a_symbol(text: str, symbols: str) -> None:
     assert derivatives_as_symbols(text) == symbols
 
 
@@ -42,7 +42,7 @@ def test_a_derivative_becomes_a_symbol(text: str, symbols: str) -> None:
         "add/dtx",
     ],
 )
-def test_what_is_no_derivative_of_one_function_stays(text: str) -> None:
+def test_text_other_than_a_derivative_of_one_function_is_not_changed(text: str) -> None:
     assert derivatives_as_symbols(text) == text
 
 
@@ -67,7 +67,7 @@ def test_what_is_no_derivative_of_one_function_stays(text: str) -> None:
         ("\\sum_{i=1}^{n}i", "\\sum_{k=1}^{n}2k", False),
     ],
 )
-def test_derivatives_functions_and_the_imaginary_unit_in_algebra(
+def test_derivatives_functions_and_the_imaginary_unit_are_compared_by_algebra(
     answer: str, reference: str, equal: bool
 ) -> None:
     assert judge(answer, reference) is equal

@@ -1,5 +1,5 @@
-"""Answers as people and models write them, against golds in the forms of MATH, Minerva and
-olympiads.
+"""Answers in forms of people and models, against reference answers in the forms of MATH, Minerva
+and olympiads.
 """
 
 import pytest
@@ -819,10 +819,10 @@ OTHER = [
 
 
 @pytest.mark.parametrize(("answer", "reference"), SAME)
-def test_an_honest_answer_is_right_however_it_is_written(answer: str, reference: str) -> None:
+def test_a_correct_answer_in_any_form_is_right(answer: str, reference: str) -> None:
     assert judge(answer, reference)
 
 
 @pytest.mark.parametrize(("answer", "reference"), OTHER)
-def test_an_answer_that_only_looks_like_the_gold_is_wrong(answer: str, reference: str) -> None:
+def test_an_answer_of_similar_form_and_other_value_is_wrong(answer: str, reference: str) -> None:
     assert not judge(answer, reference)

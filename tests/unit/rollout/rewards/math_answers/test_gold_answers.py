@@ -1,5 +1,5 @@
-"""Golds of real problem sets, judged as answers. Those in DATA lie beside the repository, if at
-all; OWN are always there.
+"""Reference answers of real problem sets, judged as answers. Those in DATA are beside the
+repository, if present; OWN are always available.
 """
 
 import json
@@ -52,7 +52,9 @@ def rows(name: str) -> list[dict[str, object]]:
 
 
 def wrongly_judged(golds: list[str]) -> tuple[list[tuple[Labelled, bool | None]], int]:
-    """The labelled answers which are judged at sight as they are not, and the number of all."""
+    """The labelled answers that the quick comparison decides against their label, and the number of
+    all.
+    """
     pairs = [pair for gold in golds for pair in labelled(gold)]
     verdicts = [equal(pair.answer, pair.gold) for pair in pairs]
     return [
@@ -62,20 +64,20 @@ def wrongly_judged(golds: list[str]) -> tuple[list[tuple[Labelled, bool | None]]
     ], len(pairs)
 
 
-def test_numbers_written_in_other_ways_are_right_and_changed_ones_are_wrong() -> None:
+def test_rewritten_numbers_are_right_and_changed_ones_wrong() -> None:
     wrong, count = wrongly_judged(OWN)
     assert wrong == []
     assert count > 500
 
 
 @pytest.mark.slow
-def test_expressions_written_in_other_ways_are_right_and_changed_ones_are_wrong() -> None:
+def test_rewritten_expressions_are_right_and_changed_ones_wrong() -> None:
     pairs = [pair for gold in LATEX for pair in labelled(gold)]
     assert [pair for pair in pairs if judge(pair.answer, pair.gold) != pair.right] == []
     assert len(pairs) > 100
 
 
-def test_each_change_makes_what_its_label_says() -> None:
+def test_each_change_does_what_its_label_names() -> None:
     made = {(pair.change, pair.answer, pair.right) for pair in labelled("1200")}
     assert {
         ("thousands", "1{,}200", True),
@@ -101,7 +103,7 @@ def test_each_change_makes_what_its_label_says() -> None:
         ("gsm8k/test.jsonl", "answer", 1319),
     ],
 )
-def test_golds_of_real_problem_sets_are_judged_as_their_labels_say(
+def test_reference_answers_of_real_problem_sets_are_judged_as_labelled(
     name: str, column: str, count: int
 ) -> None:
     golds = [str(row[column]).rpartition("####")[2].strip() for row in rows(name)]
@@ -111,7 +113,7 @@ def test_golds_of_real_problem_sets_are_judged_as_their_labels_say(
 
 
 @needs_data
-def test_scientific_golds_are_judged_at_sight() -> None:
+def test_scientific_reference_answers_are_decided_by_the_quick_comparison() -> None:
     golds = sorted(
         {last_box(str(row["solution"])) or "" for row in rows("math_eval/minerva_math/test.jsonl")}
     )
@@ -123,7 +125,7 @@ def test_scientific_golds_are_judged_at_sight() -> None:
 
 @needs_data
 @pytest.mark.slow
-def test_references_in_latex_equal_themselves_and_not_their_neighbours() -> None:
+def test_references_in_latex_equal_themselves_and_no_similar_ones() -> None:
     references = [
         last_box(str(row["solution"])) or "" for row in rows("math_eval/minerva_math/test.jsonl")
     ][::4]

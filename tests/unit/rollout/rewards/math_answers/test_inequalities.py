@@ -26,7 +26,7 @@ from rollout.rewards.math_answers.inequalities import PARTS_MAX, solution_set
         (" or ".join(["x<1"] * PARTS_MAX), "x", "\\cup".join(["(-\\infty,1)"] * PARTS_MAX)),
     ],
 )
-def test_an_inequality_is_an_interval(text: str, unknown: str, intervals: str) -> None:
+def test_an_inequality_is_read_as_an_interval(text: str, unknown: str, intervals: str) -> None:
     assert solution_set(text) == (unknown, intervals)
 
 
@@ -39,5 +39,5 @@ def test_an_inequality_is_an_interval(text: str, unknown: str, intervals: str) -
         " or ".join(["x<1"] * (PARTS_MAX + 2)),
     ],
 )  # fmt: skip
-def test_what_is_no_inequality_in_one_unknown_is_not_read(text: str) -> None:
+def test_other_text_than_an_inequality_in_one_unknown_is_not_read(text: str) -> None:
     assert solution_set(text) is None

@@ -5,7 +5,7 @@ import pytest
 from rollout.rewards.math_answers.measures import Measure, measure_of, ratio
 
 
-def test_a_unit_is_a_product_of_powers() -> None:
+def test_a_unit_is_read_as_a_product_of_powers() -> None:
     assert measure_of("cm^2") == Measure(frozenset({("length", 2)}), Fraction(1, 10_000))
     assert (
         measure_of("square feet")
@@ -20,7 +20,7 @@ def test_a_unit_is_a_product_of_powers() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "apples", "cm apples", "million dollars", "cm+m", "deg"])
-def test_a_word_that_is_not_in_the_table_measures_nothing(text: str) -> None:
+def test_a_word_outside_the_table_is_no_unit(text: str) -> None:
     assert measure_of(text) is None
 
 

@@ -1,6 +1,4 @@
-"""Answers in the many notations of people and models, by gold: those that mean it and those that
-only look like it.
-"""
+"""Answers in many notations, by reference answer: equal ones and similar different ones."""
 
 import pytest
 
@@ -8,8 +6,8 @@ from rollout.rewards.math_judge import judge
 
 # fmt: off
 TABLE: dict[str, tuple[list[str], list[str]]] = {
-    # gold: (right answers, wrong answers)
-    # derivatives: an unknown of their own, never 0
+    # reference: (right answers, wrong answers)
+    # derivatives: a separate unknown, never 0
     "m \\frac{d v}{d t}+b v=f": (
         ["m dv/dt = f - bv", "m\\frac{dv}{dt}+bv=f", "m\\dfrac{dv}{dt} + bv = f", "bv+m\\frac{dv}{dt}=f"],
         ["\\frac{dv}{dt}+bv=f", "bv=f"],
@@ -238,7 +236,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("gold", TABLE)
-def test_an_answer_is_right_where_it_means_the_gold_and_only_there(gold: str) -> None:
+def test_an_answer_is_right_if_and_only_if_it_means_the_reference(gold: str) -> None:
     right, wrong = TABLE[gold]
     assert [answer for answer in right if not judge(answer, gold)] == []
     assert [answer for answer in wrong if judge(answer, gold)] == []

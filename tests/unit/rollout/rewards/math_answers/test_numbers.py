@@ -84,11 +84,11 @@ def test_a_number_is_read_exactly(text: str, reading: Reading) -> None:
         "0.33...", "3.14159...", "19_8", "x_{12}", "(12_3", "5/m", "3/4 of 12", "3/4 of a half", "3/4 of the dozen",
     ],
 )  # fmt: skip
-def test_what_is_more_or_less_than_a_number_is_not_read(text: str) -> None:
+def test_text_with_more_or_less_than_a_number_is_not_read(text: str) -> None:
     assert read_number(text) is None
 
 
-def test_a_letter_behind_a_reference_is_a_variable() -> None:
+def test_a_letter_after_a_reference_is_a_variable() -> None:
     assert read_number("\\frac{37}{4} m", letters_are_units=False) is None
     assert read_number("37 kg", letters_are_units=False) == Reading(value=Fraction(37), plain=True)
 
@@ -102,12 +102,12 @@ def test_a_letter_behind_a_reference_is_a_variable() -> None:
         "*".join(["9^{999}"] * (BITS_MAX // 3000 + 1)),
     ],
 )
-def test_a_value_beyond_all_bounds_is_not_computed(text: str) -> None:
+def test_a_value_beyond_the_limits_is_not_computed(text: str) -> None:
     with pytest.raises(TooLargeError):
         read_number(text)
 
 
-def test_long_and_deeply_nested_texts_are_no_numbers() -> None:
+def test_long_and_deeply_nested_texts_are_not_read_as_numbers() -> None:
     assert read_number("1" * CHARS_MAX) == Reading(value=Fraction(int("1" * CHARS_MAX)), plain=True)
     assert read_number("1" * (CHARS_MAX + 1)) is None
     assert read_number("(" * 12 + "1" + ")" * 12) == Reading(value=Fraction(1), plain=True)
@@ -139,7 +139,7 @@ def test_long_and_deeply_nested_texts_are_no_numbers() -> None:
         ("5 m", "5", True),
     ],
 )
-def test_numbers_are_the_same_by_value_and_form(answer: str, gold: str, same: bool) -> None:
+def test_numbers_are_equal_by_value_and_form(answer: str, gold: str, same: bool) -> None:
     assert same_number(read(answer), read(gold)) is same
 
 
@@ -160,13 +160,13 @@ def test_numbers_are_the_same_by_value_and_form(answer: str, gold: str, same: bo
         ("3.33335e-20", Fraction(1, 3 * 10**19), False),
     ],
 )
-def test_a_decimal_of_six_digits_stands_for_what_it_rounds(
+def test_a_decimal_of_six_digits_equals_the_value_it_rounds(
     decimal: str, value: Fraction, stands_for: bool
 ) -> None:
     assert is_long_decimal(read(decimal), value) is stands_for
 
 
-def test_a_decimal_rounds_what_is_less_than_a_unit_of_its_last_digit_away() -> None:
+def test_a_decimal_equals_values_within_one_unit_of_its_last_digit() -> None:
     assert rounds(read("0.5"), Fraction(59, 100))
     assert not rounds(read("0.5"), Fraction(6, 10))
     assert not rounds(read("1/2"), Fraction(1, 2))

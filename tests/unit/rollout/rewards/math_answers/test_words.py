@@ -21,7 +21,7 @@ from rollout.rewards.math_answers.words import labelled_choice, same_time, same_
         ("well-known", "Well-known", True),
     ],
 )
-def test_four_letters_are_a_word_and_three_may_be_a_product(
+def test_four_letters_are_a_word_and_three_can_be_a_product(
     answer: str, gold: str, verdict: bool | None
 ) -> None:
     assert same_words(answer, gold) is verdict
@@ -44,7 +44,7 @@ def test_four_letters_are_a_word_and_three_may_be_a_product(
         ("(A)-5", "", "(A)-5"),
     ],
 )
-def test_the_letter_before_a_choice_is_taken_off(text: str, letter: str, content: str) -> None:
+def test_the_letter_before_a_choice_is_removed(text: str, letter: str, content: str) -> None:
     assert labelled_choice(text) == (letter, content)
 
 
@@ -60,7 +60,7 @@ def test_the_letter_before_a_choice_is_taken_off(text: str, letter: str, content
         ("5", "5", None),
     ],
 )
-def test_times_are_the_same_where_nothing_contradicts_it(
+def test_times_of_day_are_equal_without_a_contradicting_part(
     answer: str, gold: str, same: bool | None
 ) -> None:
     assert same_time(answer, gold) is same

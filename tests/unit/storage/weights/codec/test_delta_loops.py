@@ -1,6 +1,4 @@
-"""The compiled loops do what the plain ones do, bit for bit, and the plain ones do what they
-promise.
-"""
+"""The compiled loops equal the plain ones bit for bit, and the plain ones are correct."""
 
 from dataclasses import fields
 from itertools import product
@@ -19,36 +17,39 @@ SHARES = (0.0, 0.001, 0.02, 0.4, 1.0)
 
 def changed(kind: Any, size: int, share: float) -> tuple[Bits, Bits]:
     """Old bits of every kind, and new ones of which about `share` differ, mostly by one, some by
-    anything.
+    any value.
     """
     draw = np.random.default_rng([size, int(1000 * share), np.dtype(kind).itemsize])
     old = draw.integers(0, np.iinfo(kind).max, size, dtype=kind, endpoint=True)
     anything = draw.integers(0, np.iinfo(kind).max, size, dtype=kind, endpoint=True)
-    one = draw.choice(
+    item = draw.choice(
         np.array([1, -1, 2, -2, 100, -100]).astype(kind), size, p=[0.4, 0.4, 0.05, 0.05, 0.05, 0.05]
     )
-    steps = np.where(draw.random(size) < 0.95, one, anything)
+    steps = np.where(draw.random(size) < 0.95, item, anything)
     return old, np.where(draw.random(size) < share, old + steps, old)
 
 
-def equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Streams):
+def equal(item: Any, other: Any) -> bool:
+    if isinstance(item, Streams):
         return all(
-            equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(Streams)
+            equal(getattr(item, field.name), getattr(other, field.name))
+            for field in fields(Streams)
         )
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(equal(*pair) for pair in zip(one, other, strict=True))
-    return bool(one.dtype == other.dtype and one.shape == other.shape and (one == other).all())
+    if isinstance(item, tuple):
+        return len(item) == len(other) and all(
+            equal(*pair) for pair in zip(item, other, strict=True)
+        )
+    return bool(item.dtype == other.dtype and item.shape == other.shape and (item == other).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_and_plain_loops_agree_and_give_the_new_bits(kind: Any) -> None:
+def test_compiled_and_plain_loops_give_the_same_new_bits(kind: Any) -> None:
     for size, share in product(SIZES, SHARES):
         agree(*changed(kind, size, share))
 
 
 def agree(old: Bits, new: Bits) -> None:
-    """Both kinds of loops find, split, join and add what turns `old` into `new`."""
+    """Check that both kinds of loops find, split, join and add the changes from `old` to `new`."""
     positions, steps = delta_numpy.find(old, new)
     assert positions.tolist() == [place for place in range(len(old)) if old[place] != new[place]]
     assert equal(delta_loops.find(old, new), (positions, steps))
@@ -64,7 +65,7 @@ def agree(old: Bits, new: Bits) -> None:
 
 
 @pytest.mark.parametrize("loops", [delta_numpy, delta_loops])
-def test_the_largest_numbers_that_fit_a_byte_and_the_smallest_that_do_not(loops: Any) -> None:
+def test_numbers_at_the_one_byte_limit_and_above_it_are_decoded(loops: Any) -> None:
     """zigzag(step) − 3 of ±1 is a trit, of 128 is 253, of −129 is 254; 129 would be 255, the
     escape.
     """
@@ -80,9 +81,7 @@ def test_the_largest_numbers_that_fit_a_byte_and_the_smallest_that_do_not(loops:
 
 @pytest.mark.parametrize("loops", [delta_numpy, delta_loops])
 @pytest.mark.parametrize("low_bits", [0, 4, 8])
-def test_the_largest_gap_that_fits_a_byte_and_the_smallest_that_does_not(
-    loops: Any, low_bits: int
-) -> None:
+def test_gaps_at_the_one_byte_limit_and_above_it_are_decoded(loops: Any, low_bits: int) -> None:
     most = (255 << low_bits) - 1
     gaps = [0, 1, most, most + 1, 5 << low_bits]
     positions = (np.cumsum(np.array(gaps) + 1) - 1).astype(np.uint32)
@@ -95,7 +94,7 @@ def test_the_largest_gap_that_fits_a_byte_and_the_smallest_that_does_not(
 
 
 @pytest.mark.parametrize("loops", [delta_numpy, delta_loops])
-def test_the_last_position_is_below_2_32_and_below_the_number_of_elements(loops: Any) -> None:
+def test_the_last_position_is_below_2_32_and_the_number_of_elements(loops: Any) -> None:
     def streams(gap: int) -> Streams:
         none = np.zeros(0, dtype=np.uint8)
         wide, steps = np.array([gap], np.uint32), np.zeros(0, np.uint16)
@@ -119,7 +118,7 @@ def test_the_last_position_is_below_2_32_and_below_the_number_of_elements(loops:
 
 
 @pytest.mark.parametrize("loops", [delta_numpy, delta_loops])
-def test_streams_that_do_not_fit_together_are_refused(loops: Any) -> None:
+def test_inconsistent_streams_are_refused(loops: Any) -> None:
     old, new = changed(np.uint16, 20_001, 0.02)
     streams = delta_numpy.split(*delta_numpy.find(old, new), 4)
     assert len(streams.values)

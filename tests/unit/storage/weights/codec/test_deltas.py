@@ -1,5 +1,5 @@
-"""Deltas as a reader and a writer of versions see them: exact for every kind of tensor, small, and
-never silently wrong.
+"""Deltas from the view of readers and writers of versions: exact for every kind of tensor, small,
+and never wrong without an error.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from tests.support.stores.resealed import replace_blob
 
 
 class Parts(Digest):
-    """A digest that keeps the parts it was made of."""
+    """A digest that records its parts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,8 +55,8 @@ def _bf16(values: Any) -> Any:
 
 
 def entropy_bytes(old: Any, new: Any) -> float:
-    """Entropy bound without the weights, in bytes per change: positions, and the distribution of the
-    steps.
+    """Entropy bound without the weights, in bytes per change: positions, and the distribution of
+    the bit deltas.
     """
     changed = old != new
     share = changed.mean()
@@ -67,7 +67,7 @@ def entropy_bytes(old: Any, new: Any) -> float:
 
 
 @pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM, delta_blocks.BLOCK_ELEMENTS])
-def test_a_block_gives_the_new_bits_whichever_loops_code_it(
+def test_a_block_encoded_by_any_loop_decodes_to_the_new_bits(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = trained(size, 1e-6)
@@ -85,7 +85,7 @@ def test_a_block_gives_the_new_bits_whichever_loops_code_it(
     ("num_changed", "method"),
     [(1, delta_blocks.STEPS), (4, delta_blocks.STEPS), (5, delta_blocks.PLANES)],
 )
-def test_a_block_of_which_more_than_half_changes_is_stored_as_planes(
+def test_a_block_with_more_than_half_its_elements_changed_is_stored_as_planes(
     num_changed: int, method: int
 ) -> None:
     old = np.zeros(8, dtype=np.uint16)
@@ -98,8 +98,8 @@ def test_a_block_of_which_more_than_half_changes_is_stored_as_planes(
     assert (bits == new).all()
 
 
-def test_a_block_of_steps_may_change_every_element_and_no_more() -> None:
-    """Other writers need not take planes for it."""
+def test_a_block_of_bit_deltas_can_change_at_most_every_element() -> None:
+    """Foreign writers can avoid planes for such a block."""
     positions, steps = np.arange(8, dtype=np.uint32), np.ones(8, dtype=np.uint16)
     body = delta_blocks._run(delta_numpy, positions, steps, 8)
     block = (
@@ -113,7 +113,7 @@ def test_a_block_of_steps_may_change_every_element_and_no_more() -> None:
         delta_blocks.apply(bits[:7], memoryview(block))
 
 
-def test_a_change_bears_the_name_of_the_new_tensor() -> None:
+def test_a_delta_has_the_name_of_the_new_tensor() -> None:
     base, new = (
         {"before": tensor(np.zeros(9, dtype=np.uint16))},
         {"after": tensor(np.ones(9, dtype=np.uint16))},
@@ -124,7 +124,7 @@ def test_a_change_bears_the_name_of_the_new_tensor() -> None:
 
 
 @pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM + 3])
-def test_parts_are_digested_as_they_are_changed_each_with_the_changes_at_both_of_its_ends(
+def test_digests_of_parts_cover_changes_at_both_ends_of_each_part(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_blocks, "PART_ELEMENTS", 100)
@@ -146,14 +146,14 @@ def test_parts_are_digested_as_they_are_changed_each_with_the_changes_at_both_of
             assert (bits == wanted).all()
 
 
-def test_a_block_is_near_the_entropy_bound() -> None:
+def test_the_size_of_a_block_is_near_the_entropy_bound() -> None:
     old, new = trained(2**21, 4.5e-7)
     num_changes = int((old != new).sum())
     assert 0.009 < num_changes / len(old) < 0.013
     assert len(delta_blocks.encode(0, old, new)) / num_changes < 1.04 * entropy_bytes(old, new)
 
 
-def test_special_values_and_every_share_of_change_come_out_exactly() -> None:
+def test_special_values_at_every_share_of_changes_are_decoded_exactly() -> None:
     special = np.array(
         [0x7FC0, 0xFFC1, 0x7F80, 0xFF80, 0x8000, 0x0000, 0x0001, 0x8001], dtype=np.uint16
     )  # NaN, ±inf, −0, 0 …
@@ -171,7 +171,7 @@ def test_special_values_and_every_share_of_change_come_out_exactly() -> None:
     assert delta_blocks.encode(0, pairs[:, 0].copy(), pairs[:, 0].copy()) == b""
 
 
-def test_a_block_applied_to_other_bits_or_cut_short_is_refused_or_gives_other_bits() -> None:
+def test_a_block_with_a_wrong_base_or_cut_short_is_refused_or_gives_other_bits() -> None:
     old, new = trained(5000, 1e-6)
     block = delta_blocks.encode(0, old, new)
     for end in range(0, len(block), 7):
@@ -179,12 +179,14 @@ def test_a_block_applied_to_other_bits_or_cut_short_is_refused_or_gives_other_bi
             delta_blocks.apply(old.copy(), memoryview(block[:end]))
     twice = new.copy()
     delta_blocks.apply(twice, memoryview(block))
-    assert (twice != new).any()  # a step, not a value: only the base the manifest names will do
+    assert (
+        twice != new
+    ).any()  # a bit delta, not a value: only the base named by the manifest gives the right result
     with pytest.raises(CorruptError, match="of 10 elements"):
         delta_blocks.apply(old[:10].copy(), memoryview(block))
 
 
-def test_a_block_of_the_removed_compact_form_is_refused_with_what_to_do() -> None:
+def test_a_block_of_the_removed_compact_form_is_refused_with_a_remedy() -> None:
     old, new = trained(5000, 1e-6)
     block = bytearray(delta_blocks.encode(0, old, new))
     block[9] = 2  # the number of classes
@@ -195,16 +197,16 @@ def test_a_block_of_the_removed_compact_form_is_refused_with_what_to_do() -> Non
         delta_blocks.apply(old.copy(), memoryview(block))
 
 
-def test_an_error_in_a_change_names_the_file_and_the_tensor(memory_store: ObjectStore) -> None:
+def test_an_error_in_a_delta_names_the_file_and_the_tensor(memory_store: ObjectStore) -> None:
     old, new = trained(5000, 1e-5)
-    held = LoadedWeights(
+    loaded = LoadedWeights(
         publisher.publish(memory_store, "solver", 0, {"w": tensor(old)}), {"w": tensor(old)}
     )
-    publisher.publish(memory_store, "solver", 1, {"w": tensor(new)}, base=held)
+    publisher.publish(memory_store, "solver", 1, {"w": tensor(new)}, base=loaded)
     replace_blob(memory_store, 1, lambda blob: blob[:9] + b"\2" + blob[10:])
-    told = r"version 1 of solver .*weights/solver/00000001/\w+\.delta-00000\.safetensors, the change of w: .* into 2 classes"
-    with pytest.raises(CorruptError, match=told):
-        reader.read(memory_store, "solver", 1, held)
+    message = r"version 1 of solver .*weights/solver/00000001/\w+\.delta-00000\.safetensors, the change of w: .* into 2 classes"
+    with pytest.raises(CorruptError, match=message):
+        reader.read(memory_store, "solver", 1, loaded)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +221,7 @@ def test_an_error_in_a_change_names_the_file_and_the_tensor(memory_store: Object
     ],
 )
 @pytest.mark.parametrize("shape", [(), (0, 4), (7,), (40, 30), (3, 5, 8)])
-def test_tensors_of_any_dtype_and_shape_come_out_exactly(
+def test_tensors_of_any_dtype_and_shape_are_decoded_exactly(
     dtype: str, kind: Any, shape: tuple[int, ...]
 ) -> None:
     old = draw(0).integers(0, 2, shape).astype(kind)
@@ -227,20 +229,20 @@ def test_tensors_of_any_dtype_and_shape_come_out_exactly(
     base, wanted = {"w": tensor(old, dtype)}, {"w": tensor(new, dtype)}
     (change,) = deltas.encode(base, wanted, {"w": "w"}, threads=1)
     digest = Parts()
-    made = deltas.apply(base["w"], memoryview(change.blob), digest=digest)
-    assert (made.dtype, made.shape, made.bits.dtype) == (dtype, shape, new.dtype)
-    assert (made.bits == new).all()
+    result = deltas.apply(base["w"], memoryview(change.blob), digest=digest)
+    assert (result.dtype, result.shape, result.bits.dtype) == (dtype, shape, new.dtype)
+    assert (result.bits == new).all()
     assert [bits for part in digest.parts for bits in part] == deltas.flat(new).tolist()
     assert str(digest) == safetensors.digest(wanted["w"])
     assert (base["w"].bits == old).all()
 
 
-def test_blocks_of_one_tensor_are_coded_on_any_number_of_threads_and_applied_in_their_order(
+def test_blocks_of_one_tensor_are_decoded_on_several_threads_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         deltas, "BLOCK_ELEMENTS", 1000
-    )  # for writer and reader alike: many blocks in a small tensor
+    )  # for writer and reader: many blocks in a small tensor
     old, new = trained(25_500, 1e-5)
     new[3000:5000] = old[3000:5000]  # two blocks without a change
     blobs = set()
@@ -252,10 +254,10 @@ def test_blocks_of_one_tensor_are_coded_on_any_number_of_threads_and_applied_in_
     assert len(blobs) == 1
     for in_place in (False, True):
         digest = Parts()
-        made = deltas.apply(
+        result = deltas.apply(
             tensor(old.copy()), memoryview(change.blob), in_place=in_place, digest=digest
         )
-        assert (made.bits == new).all()
+        assert (result.bits == new).all()
         assert (np.concatenate(digest.parts) == new).all()
     with pytest.raises(CorruptError, match="a block 25 of 1000 elements; the tensor has 25000"):
         deltas.apply(tensor(old[:25_000]), memoryview(change.blob))
@@ -264,16 +266,16 @@ def test_blocks_of_one_tensor_are_coded_on_any_number_of_threads_and_applied_in_
 
 
 def versions_of_a_model(number: int) -> list[dict[str, HostTensor]]:
-    """Versions 0, 1, …: a large tensor of which little changes, one that never does, a scalar and
-    an empty one.
+    """Versions 0, 1, …: a large tensor with few changes, an unchanged one, a scalar and an empty
+    one.
     """
     old, _ = trained(30_000, 0.0)
-    made = []
+    created = []
     for version in range(number):
         bits = old.copy().reshape(300, 100)
         touched = draw(version).random(bits.shape) < 0.01 * version
         bits[touched] += 1
-        made.append(
+        created.append(
             {
                 "large": tensor(bits),
                 "fixed": tensor(old[:500].copy()),
@@ -281,15 +283,15 @@ def versions_of_a_model(number: int) -> list[dict[str, HostTensor]]:
                 "empty": tensor(np.zeros((0, 8), dtype=np.uint16)),
             }
         )
-    return made
+    return created
 
 
 def published(run: ObjectStore, models: list[dict[str, HostTensor]]) -> list[Manifest]:
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     manifests = []
     for version, tensors in enumerate(models):
-        manifest = publisher.publish(run, "solver", version, tensors, base=held)
-        held = LoadedWeights(manifest, tensors)
+        manifest = publisher.publish(run, "solver", version, tensors, base=loaded)
+        loaded = LoadedWeights(manifest, tensors)
         manifests.append(manifest)
     return manifests
 
@@ -304,27 +306,27 @@ def test_a_chain_of_deltas_gives_every_version_bit_for_bit(memory_store: ObjectS
     anchor, *others = (sum(file.num_bytes for file in manifest.files) for manifest in manifests)
     assert max(others) < anchor / 10
     for version, tensors in enumerate(models):
-        found = reader.fetch(memory_store, "solver", version)
-        assert weights_digest(found) == weights_digest(tensors) == manifests[version].digest
+        loaded = reader.fetch(memory_store, "solver", version)
+        assert weights_digest(loaded) == weights_digest(tensors) == manifests[version].digest
 
 
-def test_who_holds_a_version_fetches_only_the_deltas_since_and_shares_what_did_not_change(
+def test_a_reader_of_a_version_fetches_only_later_deltas_and_shares_unchanged_tensors(
     memory_store: ObjectStore,
 ) -> None:
     published(memory_store, versions_of_a_model(5))
-    held = reader.read(memory_store, "solver", 2)
+    loaded = reader.read(memory_store, "solver", 2)
     memory_store.delete(f"{layout.weights('solver', 0)}/manifest.json")
-    found = reader.read(memory_store, "solver", 4, held)
+    decoded = reader.read(memory_store, "solver", 4, loaded)
     assert (
-        weights_digest(found.tensors) == manifests.read_manifest(memory_store, "solver", 4).digest
+        weights_digest(decoded.tensors) == manifests.read_manifest(memory_store, "solver", 4).digest
     )
     assert (
-        reader.read(memory_store, "solver", 4, reader.read(memory_store, "solver", 3, held))
+        reader.read(memory_store, "solver", 4, reader.read(memory_store, "solver", 3, loaded))
         .tensors["fixed"]
         .bits.base
         is None
     )
-    third = reader.read(memory_store, "solver", 3, held)
+    third = reader.read(memory_store, "solver", 3, loaded)
     assert reader.read(memory_store, "solver", 4, third).tensors["fixed"] is third.tensors["fixed"]
     with pytest.raises(
         CorruptError,
@@ -333,7 +335,7 @@ def test_who_holds_a_version_fetches_only_the_deltas_since_and_shares_what_did_n
         reader.fetch(memory_store, "solver", 4)
 
 
-def test_renamed_tied_and_reshaped_tensors_are_found_again(memory_store: ObjectStore) -> None:
+def test_renamed_tied_and_reshaped_tensors_are_matched(memory_store: ObjectStore) -> None:
     base = versions_of_a_model(2)[1]
     new: Mapping[str, HostTensor] = {
         "renamed": base["large"],
@@ -370,19 +372,19 @@ def test_tensors_that_swap_their_names_need_no_file(memory_store: ObjectStore) -
         "same": base["same"],
         "late": base["c"],
     }
-    held = LoadedWeights(publisher.publish(memory_store, "solver", 0, base), base)
-    manifest = publisher.publish(memory_store, "solver", 1, new, base=held)
+    loaded = LoadedWeights(publisher.publish(memory_store, "solver", 0, base), base)
+    manifest = publisher.publish(memory_store, "solver", 1, new, base=loaded)
     assert manifest.kind == "delta"
-    found = {name: (bool(info.file), info.source) for name, info in manifest.tensors.items()}
-    assert {name: found[name] for name in ("a", "c", "late", "same")} == {
+    result = {name: (bool(info.file), info.source) for name, info in manifest.tensors.items()}
+    assert {name: result[name] for name in ("a", "c", "late", "same")} == {
         "a": (False, "b"),
         "c": (True, "c"),
         "late": (False, "c"),
         "same": (False, "same"),
     }
-    assert found["b"] in ((False, "a"), (False, "same"))  # equal bits
+    assert result["b"] in ((False, "a"), (False, "same"))  # equal bits
     assert len(manifest.files) == 1
-    assert weights_digest(reader.read(memory_store, "solver", 1, held).tensors) == manifest.digest
+    assert weights_digest(reader.read(memory_store, "solver", 1, loaded).tensors) == manifest.digest
     assert weights_digest(reader.fetch(memory_store, "solver", 1)) == weights_digest(new)
 
 
@@ -401,7 +403,7 @@ def test_tied_tensors_that_change_share_one_entry(memory_store: ObjectStore) -> 
     assert weights_digest(reader.fetch(memory_store, "solver", 1)) == weights_digest(new)
 
 
-def test_a_delta_that_would_not_be_small_becomes_an_anchor_and_leaves_nothing_behind(
+def test_a_delta_that_is_not_small_becomes_an_anchor_and_leaves_no_files(
     memory_store: ObjectStore,
 ) -> None:
     old = draw(0).integers(0, 2**16, (300, 100)).astype(np.uint16)
@@ -428,18 +430,18 @@ def _flipped(body: bytearray) -> bytes:
 @pytest.mark.parametrize(
     "change", [_flipped, lambda body: bytes(body[:-9])], ids=["flipped", "truncated"]
 )
-def test_a_damaged_delta_is_never_believed(memory_store: ObjectStore, change: Any) -> None:
+def test_a_damaged_delta_is_never_applied(memory_store: ObjectStore, change: Any) -> None:
     published(memory_store, versions_of_a_model(4))
-    held = reader.read(memory_store, "solver", 1)
+    loaded = reader.read(memory_store, "solver", 1)
     damaged(memory_store, 2, change)
-    for known in (None, held):
+    for known in (None, loaded):
         with pytest.raises(
             CorruptError, match=r"weights/solver/00000002/.*is not what its manifest lists"
         ):
             reader.read(memory_store, "solver", 3, known)
 
 
-def test_a_swapped_base_is_found_by_the_digests_of_the_result(memory_store: ObjectStore) -> None:
+def test_a_wrong_base_is_detected_by_the_digests_of_the_result(memory_store: ObjectStore) -> None:
     models = versions_of_a_model(4)
     published(memory_store, models)
     false = LoadedWeights(
@@ -450,7 +452,7 @@ def test_a_swapped_base_is_found_by_the_digests_of_the_result(memory_store: Obje
     )  # from the anchor
 
 
-def test_a_publication_is_a_step_from_the_version_before(memory_store: ObjectStore) -> None:
+def test_a_publication_is_a_delta_to_the_version_before(memory_store: ObjectStore) -> None:
     models = versions_of_a_model(3)
     first = publisher.publish(memory_store, "solver", 0, models[0])
     with pytest.raises(ValueError, match="version 2 of solver is no step from solver 0"):
@@ -459,7 +461,7 @@ def test_a_publication_is_a_step_from_the_version_before(memory_store: ObjectSto
         )
 
 
-def test_a_store_that_refuses_is_heard_of_at_once_and_not_after_every_file(
+def test_a_failing_store_stops_a_publication_at_the_first_file(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = [
@@ -467,7 +469,7 @@ def test_a_store_that_refuses_is_heard_of_at_once_and_not_after_every_file(
         for version, lr in ((0, 0.0), (1, 1e-5))
     ]
     first = publisher.publish(memory_store, "solver", 0, models[0])
-    monkeypatch.setattr(delta_store, "FILE_BYTES_MAX", 1)  # a file for each tensor
+    monkeypatch.setattr(delta_store, "FILE_BYTES_MAX", 1)  # one file per tensor
     tries: list[str] = []
 
     class Away:
@@ -490,7 +492,7 @@ def test_a_store_that_refuses_is_heard_of_at_once_and_not_after_every_file(
 
 
 def known(old: HostTensor, new: Any) -> HostTensor:
-    """`new` as a tensor that remembers how it differs from `old`."""
+    """`new` as a tensor with its given changes from `old`."""
     before, after = deltas.flat(old.bits), deltas.flat(new)
     positions = np.flatnonzero(before != after).astype(np.uint64)
     return deltas.moved(old, positions, (after - before)[positions], threads=2)
@@ -498,7 +500,7 @@ def known(old: HostTensor, new: Any) -> HostTensor:
 
 @pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9])
-def test_a_difference_that_is_known_gives_the_bytes_of_the_comparison(
+def test_given_changes_produce_the_same_bytes_as_a_comparison(
     size: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deltas, "BLOCK_ELEMENTS", size)
@@ -511,11 +513,11 @@ def test_a_difference_that_is_known_gives_the_bytes_of_the_comparison(
     told = known(base, new)
     assert (told.bits == new).all()
     (compared,) = deltas.encode({"w": base}, {"w": tensor(new)}, {"w": "w"}, threads=1)
-    (found,) = deltas.encode({"w": base}, {"w": told}, {"w": "w"}, threads=2)
-    assert found == compared
+    (result,) = deltas.encode({"w": base}, {"w": told}, {"w": "w"}, threads=2)
+    assert result == compared
 
 
-def test_a_known_difference_spares_the_comparison_and_counts_only_for_the_very_tensor_it_is_about(
+def test_given_changes_replace_the_comparison_only_for_their_own_tensor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     old, new = trained(5000, 1e-5)
@@ -533,26 +535,26 @@ def test_a_known_difference_spares_the_comparison_and_counts_only_for_the_very_t
 
 @pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.int64, np.float64])
 @pytest.mark.parametrize("shape", [(), (0, 4), (3, 5, 8)])
-def test_a_moved_tensor_has_the_form_of_its_base_which_stays_as_it_was(
+def test_a_renamed_tensor_has_the_shape_of_its_base_which_is_not_changed(
     kind: Any, shape: tuple[int, ...]
 ) -> None:
     old = draw(0).integers(0, 2, shape).astype(kind)
     new = np.where(draw(1).random(shape) < 0.3, 1, old).astype(kind)
     base = tensor(old.copy(), "any")
-    made = known(base, new)
-    assert (made.dtype, made.shape, made.bits.dtype, made.bits.shape) == (
+    result = known(base, new)
+    assert (result.dtype, result.shape, result.bits.dtype, result.bits.shape) == (
         "any",
         shape,
         new.dtype,
         shape,
     )
-    assert (made.bits == new).all()
+    assert (result.bits == new).all()
     assert (base.bits == old).all()
 
 
-def test_positions_beyond_32_bits_are_told_apart() -> None:
-    """The positions of a tensor of more than 2³² elements, of which only the block that is asked
-    for is looked at.
+def test_positions_beyond_32_bits_are_distinguished() -> None:
+    """The positions of a tensor of more than 2³² elements, of which only the requested block is
+    read.
     """
     positions = np.array([5, 2**32 + 5, 2**33 + 1], dtype=np.uint64)
     steps = np.array([1, 2, 3], dtype=np.uint16)
@@ -563,6 +565,6 @@ def test_positions_beyond_32_bits_are_told_apart() -> None:
         (2 * blocks, ([1], [3])),
         (1, ([], [])),
     ):
-        found = deltas._within(positions, steps, number)
-        assert (found[0].tolist(), found[1].tolist()) == wanted
-        assert found[0].dtype == np.uint32
+        result = deltas._within(positions, steps, number)
+        assert (result[0].tolist(), result[1].tolist()) == wanted
+        assert result[0].dtype == np.uint32

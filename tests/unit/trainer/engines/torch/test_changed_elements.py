@@ -1,5 +1,5 @@
-"""What crosses to the host and what comes of it. All of it runs on the CPU device, which takes the
-same way as any other.
+"""Copies of changed elements to the host. All tests run on the CPU device, which uses the same code
+as any other.
 """
 
 import gc
@@ -40,16 +40,16 @@ def bf16(patterns: Any) -> torch.Tensor:
     return torch.from_numpy(np.array(patterns, dtype=np.uint16).view(np.int16)).view(torch.bfloat16)
 
 
-def same(one: HostTensor, other: HostTensor) -> bool:
-    kinds = [(each.dtype, each.shape, each.bits.dtype, each.bits.shape) for each in (one, other)]
-    return kinds[0] == kinds[1] and one.bits.tobytes() == other.bits.tobytes()
+def same(item: HostTensor, other: HostTensor) -> bool:
+    kinds = [(each.dtype, each.shape, each.bits.dtype, each.bits.shape) for each in (item, other)]
+    return kinds[0] == kinds[1] and item.bits.tobytes() == other.bits.tobytes()
 
 
 def masters(size: int, seed: int = 0) -> torch.Tensor:
     return 0.02 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def test_only_positions_and_bit_deltas_cross_after_the_first_time() -> None:
+def test_only_positions_and_bit_deltas_are_copied_after_the_first_version() -> None:
     scan, tensor = DeviceScan(), masters(1000).reshape(20, 50)
     first = scan.to_host("w", tensor, "BF16")
     assert scan.num_bytes == 2000
@@ -87,11 +87,11 @@ def test_for_any_chunk_and_block_size_the_host_has_the_rounded_masters(
         )
 
 
-def test_every_pattern_turns_into_every_other_as_bits() -> None:
+def test_each_bit_pattern_can_change_into_each_other_one() -> None:
     pairs = np.stack(np.meshgrid(SPECIAL, SPECIAL), axis=-1).reshape(-1, 2)
     plain = np.full(
         (len(pairs), 3), 0x3F80
-    )  # the same before and after, so that the changes are few enough
+    )  # equal before and after, so that the changes are few enough
     scan = DeviceScan()
     tensor = bf16(np.column_stack([pairs[:, 0], plain]).reshape(-1))
     scan.to_host("w", tensor)
@@ -127,10 +127,10 @@ def test_a_transposed_tensor_is_compared_row_by_row() -> None:
     assert host.difference.positions.tolist() == [1 * 6 + 4]
 
 
-def test_a_tensor_crosses_whole_where_its_changes_would_take_more_bytes() -> None:
+def test_a_tensor_is_copied_whole_where_its_changes_would_take_more_bytes() -> None:
     scan, tensor = DeviceScan(), masters(300)
     scan.to_host("w", tensor, "BF16")
-    tensor[:100] += 1  # 100 × 6 bytes are 300 × 2: just still
+    tensor[:100] += 1  # 100 × 6 bytes equal 300 × 2: just within the limit
     assert scan.to_host("w", tensor, "BF16").difference is not None
     tensor[:101] += 1
     host = scan.to_host("w", tensor, "BF16")
@@ -143,7 +143,7 @@ def test_a_tensor_crosses_whole_where_its_changes_would_take_more_bytes() -> Non
     assert same(after, to_host(tensor, "BF16"))
 
 
-def test_changes_that_become_too_many_chunk_by_chunk_are_not_lost(
+def test_changes_that_exceed_the_limit_in_a_later_chunk_are_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(changed_elements, "CHUNK_ELEMENTS", 10)
@@ -153,7 +153,7 @@ def test_changes_that_become_too_many_chunk_by_chunk_are_not_lost(
     assert same(scan.to_host("w", tensor, "BF16"), to_host(tensor, "BF16"))
     assert (
         600 < scan.num_bytes - 600 <= 1200
-    )  # what had crossed before there were too many, and the whole
+    )  # the changes copied before there were too many, and the whole tensor
 
 
 def test_a_tensor_of_another_shape_dtype_or_name_is_copied_whole() -> None:
@@ -173,7 +173,7 @@ def test_a_tensor_of_another_shape_dtype_or_name_is_copied_whole() -> None:
 def test_without_a_change_the_last_read_only_tensor_is_returned() -> None:
     scan, tensor = DeviceScan(), masters(24)
     first = scan.to_host("w", tensor, "BF16")
-    tensor += 1e-9  # below what bf16 shows
+    tensor += 1e-9  # below the precision of bf16
     assert scan.to_host("w", tensor, "BF16") is first
     with pytest.raises(ValueError, match="read-only"):
         first.bits[0] = 0
@@ -182,11 +182,11 @@ def test_without_a_change_the_last_read_only_tensor_is_returned() -> None:
         scan.to_host("w", tensor, "BF16").bits[0] = 0
 
 
-def test_a_caller_that_changes_its_tensor_changes_no_published_one() -> None:
+def test_a_caller_that_modifies_its_tensor_changes_no_published_one() -> None:
     scan, tensor = DeviceScan(), torch.ones(8)
     host = scan.to_host(
         "w", tensor
-    )  # of the published dtype already: nothing is rounded, all the same it is a copy
+    )  # of the published dtype already: nothing is rounded, but it is still a copy
     tensor.zero_()
     assert host.bits.view(np.float32).tolist() == [1.0] * 8
     assert same(scan.to_host("w", tensor), to_host(torch.zeros(8)))
@@ -202,7 +202,7 @@ def test_old_versions_are_freed() -> None:
     assert [host() is None for host in hosts] == [True, True, True, False]
 
 
-def test_after_a_comparison_that_failed_halfway_the_tensor_is_copied_whole(
+def test_after_a_failed_comparison_the_tensor_is_copied_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scan, tensor = DeviceScan(), masters(24)
@@ -232,12 +232,12 @@ def started(given: Mapping[str, HostTensor]) -> TorchTrainEngine:
 
 @pytest.fixture
 def scanned(monkeypatch: pytest.MonkeyPatch) -> TorchTrainEngine:
-    """An engine that scans as on a device behind a bus."""
+    """An engine that scans as on a GPU."""
     monkeypatch.setattr(engine, "_is_remote", lambda _: True)
     return started(base_weights())
 
 
-def test_an_engine_that_scans_publishes_the_bits_and_the_deltas_of_one_that_does_not(
+def test_an_engine_with_the_scan_publishes_the_same_bits_and_deltas_as_one_without(
     scanned: TorchTrainEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
@@ -268,19 +268,19 @@ def test_a_version_published_from_a_scan_is_read_bit_for_bit(
     scanned: TorchTrainEngine, memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = sampled_batch(reference_model(base_weights()), noise=0.3)
-    held: LoadedWeights | None = None
+    loaded: LoadedWeights | None = None
     for version in range(4):
         if version:
             scanned.step(replace(given, step=version))
         tensors = scanned.weights()
-        held = LoadedWeights(
-            publisher.publish(memory_store, "solver", version, tensors, base=held), tensors
+        loaded = LoadedWeights(
+            publisher.publish(memory_store, "solver", version, tensors, base=loaded), tensors
         )
         assert weights_digest(reader.fetch(memory_store, "solver", version)) == weights_digest(
             tensors
         )
-    assert held is not None
-    assert held.manifest.kind == "delta"
+    assert loaded is not None
+    assert loaded.manifest.kind == "delta"
 
 
 def test_an_engine_with_new_weights_copies_all_tensors_again(
@@ -299,7 +299,7 @@ def test_an_engine_with_new_weights_copies_all_tensors_again(
 
 
 class TestScanningEngine(TrainEngineContract):
-    """An engine that scans satisfies the whole contract."""
+    """An engine with the scan satisfies the whole contract."""
 
     engine_name = "torch"
 

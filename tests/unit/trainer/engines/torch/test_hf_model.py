@@ -21,7 +21,7 @@ def test_padding_on_the_right_changes_no_hidden_state() -> None:
     assert not torch.allclose(alone[0, 2], alone[0, 1], atol=1e-2)
 
 
-def test_an_untied_head_is_a_tensor_of_its_own() -> None:
+def test_an_untied_head_is_a_separate_tensor() -> None:
     untied = opened(MODEL_CONFIG | {"tie_word_embeddings": False})
     assert untied.tensors().keys() - opened().tensors().keys() == {"lm_head.weight"}
 
@@ -31,7 +31,7 @@ def test_the_config_of_a_bf16_model_still_gives_float32_masters() -> None:
     assert {tensor.dtype for tensor in model.tensors().values()} == {torch.float32}
 
 
-def test_a_model_that_caps_its_logits_is_refused() -> None:
+def test_a_model_with_logit_soft_capping_is_refused() -> None:
     gemma = MODEL_CONFIG | {
         "model_type": "gemma2",
         "final_logit_softcapping": 0.01,
@@ -50,7 +50,7 @@ def test_a_model_type_that_transformers_lacks_is_named() -> None:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_activations_are_computed_again_where_the_recipe_says_so(wanted: bool) -> None:
+def test_activations_are_recomputed_if_the_recipe_asks_for_it(wanted: bool) -> None:
     assert opened(checkpointing=wanted).model.is_gradient_checkpointing is wanted
 
 

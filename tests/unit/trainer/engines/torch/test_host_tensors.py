@@ -13,7 +13,7 @@ def test_bf16_is_stored_as_its_bit_pattern() -> None:
     assert host.bits.tolist() == [[0x3F80, 0xC000, 0x8000]]
 
 
-def test_rounding_to_bf16_is_to_nearest_and_to_even_in_the_middle() -> None:
+def test_rounding_to_bf16_is_to_nearest_even() -> None:
     # Between 1 and the next BF16, 1 + 2⁻⁷: the middle 1 + 2⁻⁸ goes down to even, 1 + 3·2⁻⁸ goes up
     # to even.
     host = to_host(torch.tensor([1 + 2**-8, 1 + 2**-8 + 2**-20, 1 + 3 * 2**-8]), "BF16")
@@ -21,7 +21,7 @@ def test_rounding_to_bf16_is_to_nearest_and_to_even_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
-def test_every_pattern_of_nan_zero_and_infinity_survives_the_round_trip(dtype: str) -> None:
+def test_each_pattern_of_nan_zero_and_infinity_survives_the_round_trip(dtype: str) -> None:
     wide = np.uint32 if dtype == "F32" else np.uint16
     patterns = np.array([0, 1, 0x7C00, 0x7F80, 0x7FC1, 0x8000, 0xFFFF], dtype=wide)
     assert to_host(to_torch(HostTensor(dtype, (7,), patterns))).bits.tolist() == patterns.tolist()

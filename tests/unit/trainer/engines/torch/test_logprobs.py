@@ -8,7 +8,7 @@ from trainer.engines.torch.logprobs import token_logprobs
 
 
 def head(hidden: Tensor) -> Tensor:
-    """The hidden state is the logits."""
+    """A model whose hidden state is the logits."""
     return hidden * 1.0
 
 
@@ -49,10 +49,10 @@ def test_chunks_change_neither_values_nor_gradients(logits_max: int) -> None:
     [(1, [1] * 5), (10, [2, 2, 1]), (14, [2, 2, 1]), (15, [3, 2]), (25, [5])],
 )
 def test_logits_in_memory_are_limited(logits_max: int, rows: list[int]) -> None:
-    made: list[int] = []
+    created: list[int] = []
 
     def counting_head(hidden: Tensor) -> Tensor:
-        made.append(len(hidden))
+        created.append(len(hidden))
         return hidden * 1.0
 
     token_logprobs(
@@ -62,11 +62,11 @@ def test_logits_in_memory_are_limited(logits_max: int, rows: list[int]) -> None:
         torch.ones(5),
         logits_max,
     )
-    assert made[0] == 1  # how wide logits are
-    assert made[1:] == rows
+    assert created[0] == 1  # the width of the logits
+    assert created[1:] == rows
 
 
-def test_no_tokens_give_no_logprobs_and_still_a_gradient() -> None:
+def test_no_tokens_give_no_logprobs_and_a_defined_gradient() -> None:
     hidden = torch.zeros(0, 3, requires_grad=True)
     logprobs, entropies = token_logprobs(
         hidden, head, torch.zeros(0, dtype=torch.int64), torch.zeros(0)

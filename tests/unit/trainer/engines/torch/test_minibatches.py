@@ -30,7 +30,7 @@ def with_array(name: str, *values: float) -> BatchRow:
         ),
     ],
 )
-def test_a_row_that_cannot_be_trained_on_is_named_with_batch_sequence_and_reason(
+def test_an_untrainable_row_is_named_with_batch_sequence_and_reason(
     flawed: BatchRow, reason: str
 ) -> None:
     with pytest.raises(CorruptError) as error:
@@ -39,26 +39,26 @@ def test_a_row_that_cannot_be_trained_on_is_named_with_batch_sequence_and_reason
     assert "row 1 of batches/solver/00000003.arrow (sequence (7, 2, 5, 1))" in str(error.value)
 
 
-def test_a_sound_batch_passes_up_to_the_last_token_of_the_vocabulary() -> None:
+def test_a_valid_batch_passes_up_to_the_last_token_of_the_vocabulary() -> None:
     check_rows(batch(row(answer=(41,))), vocab_size=42)
 
 
-def test_advantages_are_normalised_over_loss_tokens_only_and_given_back_by_row() -> None:
-    # Loss tokens carry 2, 2, −2, −2: mean 0, deviation 2. The prompts' tokens take no part.
+def test_advantages_are_normalised_over_loss_tokens_and_returned_by_row() -> None:
+    # Loss tokens have 2, 2, −2, −2: mean 0, deviation 2. Prompt tokens are excluded.
     rows = batch(row(answer=(1, 2), advantage=2.0), row(prompt=(5,), answer=(3, 4), advantage=-2.0))
     first, second = batch_advantages(rows, normalized=True)
     assert first.tolist() == pytest.approx([0, 0, 1, 1], abs=1e-5)
     assert second.tolist() == pytest.approx([0, -1, -1], abs=1e-5)
 
 
-def test_advantages_may_stay_as_they_are_but_never_outside_the_loss_mask() -> None:
+def test_advantages_without_normalisation_are_zero_outside_the_loss_mask() -> None:
     loud = replace(row(answer=(1, 2)), advantages=np.array([9, 9, 0.5, 0.5], dtype=np.float32))
     assert [each.tolist() for each in batch_advantages(batch(loud), normalized=False)] == [
         [0, 0, 0.5, 0.5]
     ]
 
 
-def test_minibatches_share_out_every_row_and_depend_on_seed_and_step_alone() -> None:
+def test_minibatches_contain_each_row_once_and_depend_only_on_seed_and_step() -> None:
     parts = minibatches(10, 4, seed=1, step=2)
     assert [len(part) for part in parts] == [3, 3, 2, 2]
     assert sorted(np.concatenate(parts).tolist()) == list(range(10))

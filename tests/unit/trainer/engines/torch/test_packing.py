@@ -18,7 +18,7 @@ def example(
     )
 
 
-def test_a_block_holds_rows_side_by_side_with_where_each_loss_token_is_predicted() -> None:
+def test_a_block_has_rows_side_by_side_with_the_predicting_positions_of_loss_tokens() -> None:
     block = pack(
         [
             example([5, 6, 7], [False, True, True], 2.0, 0.25),
@@ -34,13 +34,13 @@ def test_a_block_holds_rows_side_by_side_with_where_each_loss_token_is_predicted
     assert block.weight_N.tolist() == [0.25, 0.25, 0.5]
 
 
-def test_tokens_in_the_middle_that_were_not_sampled_are_no_targets() -> None:
+def test_unsampled_tokens_in_the_middle_are_no_targets() -> None:
     block = pack([example([1, 2, 3, 4], [False, True, False, True])])
     assert block.source_N.tolist() == [0, 2]
     assert block.target_N.tolist() == [2, 4]
 
 
-def test_a_row_without_loss_tokens_takes_space_only() -> None:
+def test_a_row_without_loss_tokens_has_no_targets() -> None:
     block = pack([example([1, 2], [False, False]), example([3, 4], [False, True])])
     assert block.target_N.tolist() == [4]
     assert block.source_N.tolist() == [2]
@@ -50,18 +50,18 @@ def test_rows_of_equal_length_make_one_block_in_their_order() -> None:
     assert plan([30, 30, 30], max_tokens=1000) == [[[0, 1, 2]]]
 
 
-def test_a_block_is_cut_where_padding_costs_more_than_a_block() -> None:
+def test_a_block_is_split_where_padding_costs_more_than_a_block() -> None:
     # Four rows of 100 beside four of 10: together 800 tokens of which 360 are padding, apart 440
     # and one more block (128).
     lengths = [10, 100, 10, 100, 10, 100, 10, 100]
     assert plan(lengths, max_tokens=10_000) == [[[1, 3, 5, 7], [0, 2, 4, 6]]]
 
 
-def test_a_block_is_not_cut_for_a_little_padding() -> None:
+def test_a_block_is_not_split_for_a_little_padding() -> None:
     assert plan([10, 12, 11], max_tokens=1000) == [[[1, 2, 0]]]
 
 
-def test_a_micro_batch_holds_no_more_padded_tokens_than_it_may() -> None:
+def test_a_micro_batch_stays_within_the_limit_of_padded_tokens() -> None:
     assert plan([30] * 5, max_tokens=60) == [[[0]], [[1, 2]], [[3, 4]]]
 
 
@@ -79,7 +79,7 @@ def test_no_rows_need_no_micro_batch() -> None:
     assert plan([], max_tokens=100) == []
 
 
-def test_every_row_is_planned_exactly_once_for_any_limit() -> None:
+def test_each_row_is_planned_exactly_once_for_any_limit() -> None:
     lengths = [int(length) for length in np.random.default_rng(0).integers(1, 80, 100)]
     for max_tokens in (1, 79, 160, 1000, 100_000):
         planned = plan(lengths, max_tokens)

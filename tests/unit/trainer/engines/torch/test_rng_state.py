@@ -8,8 +8,8 @@ from trainer.engines.torch import rng_state
 
 
 def draws() -> list[float]:
-    """From every generator; the odd number of Gaussians leaves one waiting in Python's and NumPy's
-    states.
+    """Numbers of every generator; after an odd number of Gaussians, Python's and NumPy's states
+    have one cached.
     """
     return [
         random.gauss(0, 1),
@@ -31,7 +31,7 @@ def test_restored_generators_continue_their_sequence() -> None:
     assert [draws(), draws()] == expected
 
 
-def test_equal_seeds_draw_alike_and_others_do_not() -> None:
+def test_equal_seeds_give_equal_numbers_and_others_do_not() -> None:
     rng_state.seed_all(5)
     first = draws()
     rng_state.seed_all(5)

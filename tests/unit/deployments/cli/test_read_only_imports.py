@@ -1,6 +1,4 @@
-"""A stored `run.json` names code; commands that only look at a run never import it, whoever wrote
-it.
-"""
+"""A stored `run.json` names code; commands that only read a run never import it."""
 
 import sys
 from pathlib import Path
@@ -44,8 +42,8 @@ LOOKS = (
 
 @pytest.fixture
 def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that is there once the stranger's module was imported, which the store's only run
-    names everywhere.
+    """The file that exists after the foreign module was imported, which the store's only run names
+    in every key.
     """
     proof = tmp_path / "imported"
     (tmp_path / f"{MODULE}.py").write_text(f"open({str(proof)!r}, 'w').close()\n")
@@ -68,16 +66,16 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("arguments", LOOKS, ids=" ".join)
-def test_a_command_that_looks_at_a_run_imports_nothing_that_the_run_names(
+def test_a_read_only_command_imports_nothing_that_the_run_names(
     imported: Path, arguments: tuple[str, ...]
 ) -> None:
-    said = CliRunner().invoke(app, list(arguments))
-    assert said.exit_code == 0, said.output
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 0, result.output
     assert not imported.exists()
     assert MODULE not in sys.modules
 
 
-def test_the_same_names_in_a_recipe_that_a_person_starts_are_imported(imported: Path) -> None:
+def test_starting_a_recipe_imports_the_names_it_contains(imported: Path) -> None:
     with pytest.raises(ConfigError, match=f"the module {MODULE} has no 'D'"):
         loader.load("single_policy_tiny", NAMED)
     assert imported.exists()
