@@ -57,20 +57,38 @@ def prefect_server() -> Iterator[None]:
         yield
 
 
+def importable_filter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the filter `meeting:Meeting` importable from `folder`; return its folder of pids."""
+    (folder / "meeting.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    pids = folder / "pids"
+    pids.mkdir()
+    return pids
+
+
 @pytest.fixture
 def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the filter `meeting:Meeting`, whose module is outside of AstraFlow."""
-    (tmp_path / "meeting.py").write_text(MODULE, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    folder = tmp_path / "pids"
-    folder.mkdir()
-    return folder
+    """The folder of the filter `meeting:Meeting`, whose module is not part of AstraFlow."""
+    return importable_filter(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def open_runs() -> Iterator[None]:
     yield
     parallel_ingest._open_run.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def batches_of_threads(prefect_server: None, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The content of the batches of the default runner, whose tasks run in this process."""
+    folder = tmp_path_factory.mktemp("threads")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        pids = importable_filter(folder, monkeypatch)
+        expected = served(folder / "store", pids, 1, "threads")
+    parallel_ingest._open_run.cache_clear()
+    assert [path.name for path in pids.iterdir()] == [str(os.getpid())]
+    assert len(expected[0][3]) == BATCH_SIZE
+    return expected
 
 
 def run_with_shards(folder: Path, meeting: Path, processes: int, runner: object) -> ObjectStore:
@@ -142,14 +160,12 @@ def contents(run: ObjectStore) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server", "open_runs")
-def test_processes_and_threads_make_the_same_batches(tmp_path: Path, meeting: Path) -> None:
-    expected = served(tmp_path / "threads", meeting, 1, "threads")
-    assert [path.name for path in meeting.iterdir()] == [str(os.getpid())]
-    assert len(expected[0][3]) == BATCH_SIZE
-    (meeting / str(os.getpid())).unlink()
+@pytest.mark.usefixtures("open_runs")
+def test_processes_and_threads_make_the_same_batches(
+    tmp_path: Path, meeting: Path, batches_of_threads: list[Any]
+) -> None:
     runner = {"name": "processes", "workers": 2}
-    assert served(tmp_path / "processes", meeting, 2, runner) == expected
+    assert served(tmp_path / "processes", meeting, 2, runner) == batches_of_threads
     pids = {int(path.name) for path in meeting.iterdir()}
     assert len(pids) == 2
     assert os.getpid() not in pids
@@ -157,13 +173,14 @@ def test_processes_and_threads_make_the_same_batches(tmp_path: Path, meeting: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("prefect_server", "open_runs")
+@pytest.mark.usefixtures("open_runs")
 def test_dask_workers_make_the_same_batches_with_their_own_credentials(
-    tmp_path: Path, meeting: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    meeting: Path,
+    batches_of_threads: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     distributed = pytest.importorskip("distributed", reason="astraflow[dask] is not installed")
-    expected = served(tmp_path / "threads", meeting, 1, "threads")
-    (meeting / str(os.getpid())).unlink()
     monkeypatch.setenv(VARIABLE, "store-keys")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")  # variables of the block are removed at the end
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
@@ -173,7 +190,7 @@ def test_dask_workers_make_the_same_batches_with_their_own_credentials(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
     ) as cluster:
         runner = {"name": "dask", "address": cluster.scheduler_address}
-        assert served(tmp_path / "dask", meeting, 2, runner) == expected
+        assert served(tmp_path / "dask", meeting, 2, runner) == batches_of_threads
     keys = {int(path.name): path.read_text() for path in meeting.iterdir()}
     assert len(keys) == 2
     assert os.getpid() not in keys
