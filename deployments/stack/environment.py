@@ -160,8 +160,9 @@ def open_store(home: Home, running: Stack | None = None) -> ObjectStore:
 
 
 def prepare(home: Home) -> None:
-    """Prepare a command's process before Prefect or MLflow are imported: disable telemetry, and set
-    the auth string of the local stack's server.
+    """Prepare a command's process before Prefect or MLflow are imported: disable telemetry, set the
+    auth string of the local stack's server, and exclude that server from proxies, which would read
+    the auth string.
 
     For another server the auth string of `prefect.toml` in the clone is overridden.
     """
@@ -170,6 +171,7 @@ def prepare(home: Home) -> None:
     api_url, stack = os.environ.get("PREFECT_API_URL"), state.load(home)
     if stack is not None and stack.own_server and api_url in (None, "", stack.prefect_url):
         os.environ[PREFECT_AUTH] = auth.read_or_empty(home)
+        os.environ.update(_without_proxy())
     elif api_url:
         os.environ.setdefault(PREFECT_AUTH, "")
 

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from deployments.paths import PROJECT, Home
+from deployments.registration.client import connected
 from deployments.servers import auth
 from deployments.stack import environment, state
 from deployments.stack.processes import MARK
 from deployments.stack.state import Stack
 from storage.errors import ConfigError
+from tests.support.http_servers import one_answer
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def test_a_store_url_keeps_its_parameters_for_the_workers(
 @pytest.fixture(autouse=True)
 def _environment_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore the variables that `prepare` sets."""
-    for name in (*environment.UNTRACKED, "PREFECT_API_AUTH_STRING"):
+    for name in (*environment.UNTRACKED, "PREFECT_API_AUTH_STRING", "NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "before")
         monkeypatch.delenv(name)
 
@@ -223,6 +225,32 @@ def test_a_command_sends_the_secret_to_our_own_server_only(
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "theirs")
     environment.prepare(home)
     assert os.environ["PREFECT_API_AUTH_STRING"] == "theirs"
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "ALL_PROXY"])
+def test_a_command_sends_the_secret_of_our_server_to_no_proxy(
+    home: Home, secret: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.save(home, replace(_stack(), prefect_url="http://127.0.0.1:1/api"))
+    monkeypatch.setenv("PREFECT_API_URL", "")
+    with one_answer(200, b"{}", "application/json") as proxy:
+        monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.port}")
+        environment.prepare(home)
+        with (
+            pytest.raises(ConfigError, match="does not respond"),
+            connected("http://127.0.0.1:1/api") as client,
+        ):
+            client.read_work_pools()
+    assert proxy.requests == []
+
+
+def test_a_proxy_is_used_for_a_server_that_is_not_ours(
+    home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.save(home, _stack())
+    monkeypatch.setenv("PREFECT_API_URL", "http://prefect.example/api")
+    environment.prepare(home)
+    assert not {"NO_PROXY", "no_proxy"} & {*os.environ}
 
 
 @pytest.mark.parametrize("variable", ["PREFECT_API_URL", "MLFLOW_TRACKING_URI"])
