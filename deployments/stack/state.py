@@ -9,9 +9,11 @@ import os
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from deployments.paths import Home, open_private, open_regular
+from deployments.stack import tracking_uri
 from deployments.stack.machine import Machine, this_machine
 from deployments.stack.processes import Process, is_alive
 from storage.errors import ConfigError
+from storage.store import addresses
 
 FORMAT = 1
 PID_MAX = 2**31 - 1
@@ -82,7 +84,20 @@ def load(home: Home) -> Stack | None:
         and _has_types(machine)
         and all(_has_types(process) and 0 < process.pid <= PID_MAX for process in processes)
     )
-    return stack if is_valid else None
+    return stack if is_valid and _has_addresses(stack) else None
+
+
+def _has_addresses(stack: Stack) -> bool:
+    """Return whether both servers' addresses can be used."""
+    try:
+        addresses.check_server_address("PREFECT_API_URL", stack.prefect_url)
+        if stack.own_mlflow:
+            addresses.check_server_address("MLFLOW_TRACKING_URI", stack.mlflow_url)
+        else:
+            tracking_uri.refuse_unusable(stack.mlflow_url)
+    except ConfigError:
+        return False
+    return True
 
 
 def exists(home: Home) -> bool:

@@ -81,11 +81,10 @@ def down(home: Home, say: Say = print) -> None:
     every failure, and ConfigError with the processes that still run.
     """
     failures: list[str] = []
-    with _collecting("creating the home's folders", failures):
-        home.create()
     with ExitStack() as lock:
-        with _collecting("taking the lock", failures, but=(ConfigError, KeyboardInterrupt)):
-            lock.enter_context(_locked(home, say))
+        if home.is_used():
+            with _collecting("taking the lock", failures, but=(ConfigError, KeyboardInterrupt)):
+                lock.enter_context(_locked(home, say))
         stack = state.load(home)
         state.refuse_foreign(home, stack)
         if stack is None and state.exists(home):
@@ -145,6 +144,16 @@ def running(home: Home) -> Stack | None:
     return (
         stack if stack is not None and stack.ready and all(map(is_alive, stack.processes)) else None
     )
+
+
+def reachable(home: Home) -> Stack | None:
+    """Return the stack if its Prefect server runs; an external one, if any process of the stack
+    does. Workers and MLflow may have ended.
+    """
+    stack = state.load(home)
+    if stack is not None and stack.own_server:
+        return None if stack.process(SERVER) is None else stack
+    return if_running(stack)
 
 
 def settings(home: Home, stack: Stack) -> dict[str, str]:

@@ -1,5 +1,6 @@
 import os
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -120,6 +121,39 @@ def test_a_run_with_a_slow_supervisor_is_named_and_one_with_a_dead_supervisor_is
         AstraFlowError, match="will be shown as interrupted: slow; start them again"
     ):
         up_down.down(home, lambda words: None)
+
+
+def test_down_neither_creates_nor_changes_a_folder_of_other_programs(tmp_path: Path) -> None:
+    home = Home(tmp_path / "opt")
+    messages: list[str] = []
+    up_down.down(home, messages.append)
+    assert not home.root.exists()
+    home.logs.mkdir(parents=True)
+    for folder in (home.root, home.logs):
+        folder.chmod(0o755)
+    up_down.down(home, messages.append)
+    assert messages == ["nothing was running"] * 2
+    assert list(home.root.iterdir()) == [home.logs]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (home.root, home.logs)] == [0o755] * 2
+
+
+def test_a_dead_worker_does_not_hide_the_prefect_server(home: Home) -> None:
+    server, worker = _sleeper(home, SERVER), _sleeper(home, "worker-trainers")
+    stack = state.save(home, replace(_stack(home, server, worker), ready=True))
+    assert up_down.running(home) == up_down.reachable(home) == stack
+    processes.stop([worker], 5.0)
+    assert up_down.running(home) is None
+    assert up_down.reachable(home) == stack
+    processes.stop([server], 5.0)
+    assert up_down.reachable(home) is None
+
+
+def test_an_external_server_is_reachable_while_a_process_of_the_stack_runs(home: Home) -> None:
+    worker = _sleeper(home, "worker-trainers")
+    stack = state.save(home, replace(_stack(home, worker), own_server=False))
+    assert up_down.reachable(home) == stack
+    processes.stop([worker], 5.0)
+    assert up_down.reachable(home) is None
 
 
 def _foreign(home: Home, *processes: processes.Process) -> Stack:
