@@ -2,6 +2,7 @@ import os
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -54,7 +55,8 @@ def test_an_unreadable_record_counts_as_none(home: Home, body: str) -> None:
 def test_a_record_with_an_address_of_no_server_counts_as_damaged(
     home: Home, field: str, url: str
 ) -> None:
-    state.save(home, replace(STACK, **{field: url}))
+    changed: dict[str, Any] = {field: url}
+    state.save(home, replace(STACK, **changed))
     assert state.load(home) is None
     assert state.exists(home)
 
