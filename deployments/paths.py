@@ -29,6 +29,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 """The clone: it has the flow files, and it is the working directory of flow runs."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """The mode bits that give access to other users."""
+UNUSABLE = "?%"
+"""Characters that end or change a path in the addresses of the servers' databases and artifacts."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,12 @@ class Home:
         """Create the folders, and remove other users' access to them and to their files.
 
         Raises ConfigError when that is not permitted, when the disk is full, or when the root is a
-        folder that other users share.
+        folder that other users share or that has been used for something else.
         """
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._refuse_a_shared_root()
+            self._refuse_a_used_root()
             for folder in (self.prefect, self.mlflow, self.store, self.logs, self.flow_logs):
                 folder.mkdir(mode=0o700, exist_ok=True)
             for path in self.exposed():
@@ -105,6 +108,10 @@ class Home:
                 "writable folder of your own"
             ) from None
 
+    def is_used(self) -> bool:
+        """Return whether `up` has written a file here."""
+        return any(map(os.path.lexists, (self.lock, self.record, self.auth, self.bf16)))
+
     def refuse_irregular_files(self) -> None:
         """Raise ConfigError for a pipe, a device, a socket or a folder in the place of a file."""
         files = (self.auth, self.record, self.new_record, self.lock, self.bf16, self.prefect_toml)
@@ -114,16 +121,30 @@ class Home:
 
     def exposed(self) -> Iterator[Path]:
         """Yield the folders and files that other users have access to. Files in a private folder
-        need no check of their own.
+        need no check of their own. A link's target is not the stack's, nor may `prefect.toml` be:
+        it is made private when it is written.
         """
         folders = (self.root, self.prefect, self.mlflow, self.store, self.logs, self.flow_logs)
-        files = (self.auth, self.record, self.lock, self.prefect_toml)
+        files = (self.auth, self.record, self.lock)
         databases = [*self.prefect.glob("*.db*"), *self.mlflow.glob("*.db*")]
         logs = [*self.logs.glob("*.*"), *self.flow_logs.glob("*.log")]
         for path in (*folders, *files, *databases, *logs):
             with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mode & OTHERS:
+                if not path.is_symlink() and path.stat().st_mode & OTHERS:
                     yield path
+
+    def _refuse_a_used_root(self) -> None:
+        """Raise ConfigError for a folder that other users have access to, and that has files but
+        none of a stack: making it private would take it from them.
+        """
+        folders = (self.prefect, self.mlflow, self.store, self.logs, self.flow_logs)
+        is_ours = self.is_used() or all(folder.is_dir() for folder in folders)
+        if self.root.stat().st_mode & OTHERS and not is_ours and any(self.root.iterdir()):
+            raise ConfigError(
+                f"{self.root} has other files in it, and other users have access to it; the stack "
+                f"would make it private: set ASTRAFLOW_HOME to a folder of its own, such as "
+                f"{self.root / 'astraflow'}"
+            )
 
     def _refuse_a_shared_root(self) -> None:
         status = self.root.stat()
@@ -176,9 +197,22 @@ def home() -> Home:
         root = Path(name).expanduser().resolve() if name else PROJECT / ".astraflow"
         if root.exists() and not root.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not _is_utf8(str(root)):
+            raise ValueError("its name is not UTF-8")
+        if unusable := [character for character in UNUSABLE if character in str(root)]:
+            raise ValueError(f"the path contains {unusable[0]!r}, which databases cannot have")
         return Home(root)
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no such user, a NUL
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(
-            f"ASTRAFLOW_HOME={name} cannot be a folder ({reason}); name a writable one"
+            f"ASTRAFLOW_HOME={name or PROJECT / '.astraflow'} cannot be the stack's folder "
+            f"({reason}); name a writable one"
         ) from None
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # a byte of the name that is not text
+        return False
+    return True

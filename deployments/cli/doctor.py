@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -18,7 +19,9 @@ from deployments.paths import Home
 from deployments.servers import auth
 from deployments.servers.ports import is_free
 from deployments.stack import cpu_features, environment, plan, state
-from deployments.stack.up_down import running
+from deployments.stack.processes import is_alive
+from deployments.stack.state import MLFLOW, SERVER
+from deployments.stack.up_down import reachable
 from storage.errors import AstraFlowError, ConfigError
 from storage.store import addresses
 
@@ -49,6 +52,7 @@ def examine(home: Home) -> list[Check]:
         _memory(),
         _disk(home),
         *_ports(home),
+        *_processes(home),
         _private(home),
         *_addresses(),
         _bf16(),
@@ -139,11 +143,23 @@ def _disk(home: Home) -> Check:
 
 
 def _ports(home: Home) -> Iterator[Check]:
-    stack = running(home)
+    stack = state.load(home)
+    used = (
+        [
+            urlsplit(url).port
+            for url, process in (
+                (stack.prefect_url, stack.process(SERVER)),
+                (stack.mlflow_url, stack.process(MLFLOW)),
+            )
+            if process is not None
+        ]
+        if stack is not None
+        else []
+    )
     for name, port in (("Prefect", plan.PREFECT_PORT), ("MLflow", plan.MLFLOW_PORT)):
         if is_free(port):
             yield Check(f"port {port}", "ok", "free")
-        elif stack is not None and f":{port}" in stack.prefect_url + stack.mlflow_url:
+        elif port in used:
             yield Check(f"port {port}", "ok", "used by the running stack")
         else:
             yield Check(
@@ -152,6 +168,22 @@ def _ports(home: Home) -> Iterator[Check]:
                 "in use by another program",
                 f"none: {name} uses the next free port",
             )
+
+
+def _processes(home: Home) -> Iterator[Check]:
+    """Report the processes of the stack that have ended; nothing where no stack is recorded."""
+    stack = state.load(home)
+    if stack is None or not stack.processes:
+        return
+    try:
+        state.refuse_foreign(home, stack)
+    except ConfigError as error:
+        yield Check("stack", "fail", str(error), "see docs/deploying.md, One machine for each home")
+        return
+    if ended := [process.name for process in stack.processes if not is_alive(process)]:
+        yield Check("stack", "warn", f"ended: {', '.join(ended)}", "astraflow up")
+    else:
+        yield Check("stack", "ok", f"all {len(stack.processes)} processes run")
 
 
 def _private(home: Home) -> Check:
@@ -178,7 +210,7 @@ def _private(home: Home) -> Check:
         auth_string = auth.read(home)
     except AstraFlowError as error:
         return Check("private", "fail", str(error), "astraflow down, then astraflow up")
-    if auth_string is None and running(home) is not None:
+    if auth_string is None and reachable(home) is not None:
         return Check(
             "private",
             "fail",

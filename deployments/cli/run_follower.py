@@ -27,6 +27,7 @@ from storage.records.progress import BaseModelProgress
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.status import Status, status
+from tasks.services.prefect_settings import POLL
 
 POLL_S = 1.0
 LINE_INTERVAL_S = 5.0
@@ -57,6 +58,10 @@ class Followed:
     """
 
 
+def _read_flow(api_url: str, flow_run_id: str) -> FlowRun:
+    return flow_runs.read(api_url, flow_run_id, POLL)
+
+
 class Follower:
     """Polls a run until it has ended. `ask` asks the person a question; `read_flow` reads a flow
     run from Prefect.
@@ -67,7 +72,7 @@ class Follower:
         followed: Followed,
         console: Console,
         ask: Callable[[str], str] = input,
-        read_flow: Callable[[str, str], FlowRun] = flow_runs.read,
+        read_flow: Callable[[str, str], FlowRun] = _read_flow,
     ) -> None:
         self.followed = followed
         self.console = console
@@ -213,7 +218,7 @@ def cancel_before_it_began(home: Home, run_id: str, stood: Stop | None = None) -
     """Cancel a start of the run whose supervisor has not created the run yet, or not deleted the
     stop `stood` of an earlier start; returns whether Prefect has one.
     """
-    up = up_down.running(home)
+    up = up_down.reachable(home)
     server = environment.given("PREFECT_API_URL") or (up.prefect_url if up else None)
     if server is None:
         return False

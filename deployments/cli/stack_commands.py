@@ -61,7 +61,7 @@ def deploy(
 
     environment.refuse_bad_addresses()
     api_url = environment.given("PREFECT_API_URL")
-    if api_url is None and (local := up_down.running(home())) is not None:
+    if api_url is None and (local := up_down.reachable(home())) is not None:
         environment.adopt(up_down.settings(home(), local))
         api_url = local.prefect_url
     if api_url is None:

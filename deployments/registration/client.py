@@ -1,4 +1,4 @@
-"""Prefect's client for one server, with connection errors as ConfigError."""
+"""Prefect's client for one server, with its errors as ConfigError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,20 +6,31 @@ from typing import Any
 
 from storage.errors import ConfigError
 from storage.store.addresses import without_credentials
-from tasks.services.prefect_settings import REFUSED, settings_for
+from tasks.services.prefect_settings import (
+    COMMAND,
+    REFUSED,
+    RequestLimits,
+    client_of,
+    import_prefect,
+    strange_answer,
+    strange_answers,
+)
 
 
 @contextmanager
-def connected(api_url: str) -> Iterator[Any]:
-    """Yield a client. Raises ConfigError when the server does not respond or refuses access."""
+def connected(api_url: str, limits: RequestLimits = COMMAND) -> Iterator[Any]:
+    """Yield a client.
+
+    Raises ConfigError when the server does not respond, refuses access or is not one of Prefect,
+    and when Prefect cannot use its settings.
+    """
+    import_prefect()
     import httpx
-    from prefect.client.orchestration import get_client
-    from prefect.settings import temporary_settings
 
     shown = without_credentials(api_url)
 
     try:
-        with temporary_settings(settings_for(api_url)), get_client(sync_client=True) as client:
+        with client_of(api_url, limits) as client:
             yield client
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConfigError(
@@ -31,11 +42,12 @@ def connected(api_url: str) -> Iterator[Any]:
             f"the Prefect server at {shown} does not respond ({type(error).__name__}); "
             "`astraflow up` starts a local one, PREFECT_API_URL names another"
         ) from error
-    except httpx.HTTPStatusError as error:
-        if error.response.status_code not in REFUSED:
-            raise
-        raise ConfigError(
-            f"the Prefect server at {shown} refuses this command ({error.response.status_code}); "
-            "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY to the server's, or run "
-            "`astraflow down` and `astraflow up` if it is the local stack's"
-        ) from error
+    except strange_answers() as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in REFUSED:
+            raise ConfigError(
+                f"the Prefect server at {shown} refuses this command "
+                f"({error.response.status_code}); "
+                "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY to the server's, or run "
+                "`astraflow down` and `astraflow up` if it is the local stack's"
+            ) from error
+        raise ConfigError(strange_answer(api_url, error)) from error

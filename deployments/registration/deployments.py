@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 from deployments.paths import PROJECT
 from deployments.registration.client import connected
 from storage.errors import ConfigError
+from tasks.services.prefect_settings import import_prefect
 
 TAG = "astraflow"
 """Tag of every deployment and so of every flow run: `down` cancels the flow runs with it."""
@@ -157,6 +158,7 @@ def register(
 
 def import_flows(deployments: Iterable[Deployment] = DEPLOYMENTS) -> None:
     """Import every flow file before `register`. Raises ConfigError when an import fails."""
+    import_prefect()
     for deployment in deployments:
         _flow(deployment)
 

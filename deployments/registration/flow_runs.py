@@ -9,6 +9,7 @@ from uuid import UUID
 
 from deployments.registration.client import connected
 from storage.errors import ConfigError
+from tasks.services.prefect_settings import COMMAND, RequestLimits, import_prefect
 
 CANCEL_TIMEOUT_S = 45.0
 """Longest time without the end of any cancelled flow run. Prefect kills each after 30 s."""
@@ -36,6 +37,7 @@ def start(
 
     Raises ConfigError when the server has no such deployment.
     """
+    import_prefect()
     from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
     with connected(api_url) as client:
@@ -61,6 +63,7 @@ def start(
 
 def deployments_of(api_url: str, flow: str) -> list[str]:
     """Return the full names of a flow's deployments, sorted."""
+    import_prefect()
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
     with connected(api_url) as client:
@@ -70,9 +73,9 @@ def deployments_of(api_url: str, flow: str) -> list[str]:
     return sorted(f"{flow}/{row.name}" for row in rows)
 
 
-def read(api_url: str, flow_run_id: str) -> FlowRun:
+def read(api_url: str, flow_run_id: str, limits: RequestLimits = COMMAND) -> FlowRun:
     """Return the state of a flow run."""
-    with connected(api_url) as client:
+    with connected(api_url, limits) as client:
         return _state_of(client.read_flow_run(UUID(flow_run_id)))
 
 
@@ -113,6 +116,7 @@ def cancel_all(
     never ran: a process that starts in a cancelled flow run exits, and Prefect leaves the flow run
     in Cancelling. Return the number of cancelled flow runs, and of those that have not ended.
     """
+    import_prefect()
     from prefect.states import Cancelled, Cancelling
 
     progress_at, fewest = time.monotonic(), math.inf

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deployments.registration.client import connected
+from tasks.services.prefect_settings import import_prefect
 
 ENGINE = "{python} -m deployments.registration.flow_entrypoint"
 """A worker starts this command unchanged, which takes a third of the CPU time of preparing a
@@ -36,6 +37,7 @@ def create(api_url: str, python: str, environment: Mapping[str, str]) -> None:
 
     `python` is the interpreter on the workers' machines; `environment` is that of the flow runs.
     """
+    import_prefect()
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.workers.process import ProcessWorker
 

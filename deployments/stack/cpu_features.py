@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deployments.paths import open_regular
+from deployments.paths import open_private, open_regular
 
 SAFE_ISA = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
 PROBE_TIMEOUT_S = 900.0
@@ -51,7 +51,10 @@ def isa_ceiling(cache: Path) -> dict[str, str]:
         with open(cache, opener=open_regular) as file:
             return SAFE_ISA if file.read() == "refused" else {}
     refused = not survives_bf16()
-    cache.write_text("refused" if refused else "kept")
+    new = cache.with_name(f"{cache.name}.tmp")
+    with open(new, "w", opener=open_private) as file:
+        file.write("refused" if refused else "kept")
+    new.replace(cache)
     return SAFE_ISA if refused else {}
 
 

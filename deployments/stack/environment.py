@@ -13,12 +13,14 @@ from urllib.parse import urlsplit
 from deployments.paths import Home
 from deployments.servers import auth
 from deployments.servers.guard import HOSTS
+from deployments.servers.ports import HOST
 from deployments.stack import state, tracking_uri
 from deployments.stack.processes import MARK
 from deployments.stack.state import Stack
 from storage.store import addresses, object_store
 from storage.store.object_store import ObjectStore
 from tasks.services import store_credentials
+from tasks.services.prefect_settings import COMMAND
 
 UNTRACKED = {
     "DO_NOT_TRACK": "1",
@@ -96,10 +98,26 @@ MLFLOW_OTHER_AUTH = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_AUTH", "MLFLOW_TR
 SYSTEM = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ"),
     *("TMPDIR", "TMP", "TEMP", "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("LC_ALL", "LC_COLLATE", "LC_CTYPE", "LC_MESSAGES", "LC_MONETARY", "LC_NUMERIC", "LC_TIME"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH"),
+    *("DYLD_FRAMEWORK_PATH", "DYLD_INSERT_LIBRARIES"),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"),
+    *("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH"),
+    *("PYTHONUTF8", "PYTHONIOENCODING", "PYTHONCOERCECLOCALE", "PYTHONHASHSEED"),
+    *("PYTHONWARNINGS", "PYTHONDEVMODE", "PYTHONFAULTHANDLER", "PYTHONMALLOC", "PYTHONOPTIMIZE"),
+    *("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"),
 )
-SYSTEM_PREFIXES = ("LC_", "PYTHON", "LD_", "DYLD_", "XDG_", "OPENBLAS_")
-PREFECT_SERVER_PREFIXES = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_", "PREFECT_LOGGING_", "PG")
-"""Variables that a server inherits: no credentials of a store. PG… are those of Postgres."""
+SYSTEM_PREFIXES = ("OPENBLAS_",)
+PREFECT_SERVER_PREFIXES = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_", "PREFECT_LOGGING_")
+POSTGRES = (
+    *("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGPASSWORD", "PGPASSFILE"),
+    *("PGSERVICE", "PGSERVICEFILE", "PGSYSCONFDIR", "PGOPTIONS", "PGAPPNAME"),
+    *("PGSSLMODE", "PGSSLCERT", "PGSSLKEY", "PGSSLROOTCERT", "PGSSLCRL", "PGSSLNEGOTIATION"),
+    *("PGSSLMINPROTOCOLVERSION", "PGSSLMAXPROTOCOLVERSION", "PGTARGETSESSIONATTRS"),
+    *("PGKRBSRVNAME", "PGGSSLIB", "PGCONNECT_TIMEOUT"),
+)
+"""Variables that a server inherits: no credentials of a store. A prefix names the settings of one
+program; `PG` or `PYTHON` would include secrets of others, such as PGP_PASSPHRASE."""
 
 ADOPTED = (
     *("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI"),
@@ -153,25 +171,40 @@ def open_store(home: Home, running: Stack | None = None) -> ObjectStore:
 
     Raises ConfigError when they cannot be loaded.
     """
-    store_credentials.load(
-        secret_name(running), given("PREFECT_API_URL") or (running.prefect_url if running else None)
-    )
+    server = given("PREFECT_API_URL") or (running.prefect_url if running else None)
+    store_credentials.load(secret_name(running), server, COMMAND)
     return object_store.open_store(store_url(home, running))
 
 
 def prepare(home: Home) -> None:
-    """Prepare a command's process before Prefect or MLflow are imported: disable telemetry, and set
-    the auth string of the local stack's server.
+    """Prepare a command's process before Prefect or MLflow are imported: disable telemetry, set the
+    auth string of the local stack's server, and exclude that server from proxies, which would read
+    the auth string.
 
-    For another server the auth string of `prefect.toml` in the clone is overridden.
+    The addresses of our own servers are set as the stack has them: `localhost` may resolve to an
+    address on which another user's process listens. For another server the auth string of
+    `prefect.toml` in the clone is overridden.
     """
     for name, value in UNTRACKED.items():
         os.environ.setdefault(name, value)
-    api_url, stack = os.environ.get("PREFECT_API_URL"), state.load(home)
+    stack = state.load(home)
+    if stack is not None and stack.own_server:
+        _set_as_recorded("PREFECT_API_URL", stack.prefect_url)
+    if stack is not None and stack.own_mlflow:
+        _set_as_recorded("MLFLOW_TRACKING_URI", stack.mlflow_url)
+    api_url = os.environ.get("PREFECT_API_URL")
     if stack is not None and stack.own_server and api_url in (None, "", stack.prefect_url):
         os.environ[PREFECT_AUTH] = auth.read_or_empty(home)
+        os.environ.update(_without_proxy())
     elif api_url:
         os.environ.setdefault(PREFECT_AUTH, "")
+
+
+def _set_as_recorded(variable: str, own_url: str) -> None:
+    """Replace another spelling of our own server's address, such as `http://localhost:4200/api/`."""
+    spelled = os.environ.get(variable, "").rstrip("/").lower()
+    if spelled in (own_url, own_url.replace(HOST, "localhost")):
+        os.environ[variable] = own_url
 
 
 def of_stack(home: Home, stack: Stack, extra: Mapping[str, str]) -> dict[str, str]:
@@ -210,7 +243,7 @@ def of_prefect_server(home: Home, stack: Stack) -> dict[str, str]:
     """Return the whole environment of our own Prefect server."""
     port = urlsplit(stack.prefect_url).port
     return {
-        **_inherited(PREFECT_SERVER_PREFIXES),
+        **_inherited(PREFECT_SERVER_PREFIXES, POSTGRES),
         **PREFECT_SERVER,
         **UNTRACKED,
         "PREFECT_HOME": str(home.prefect),
@@ -225,7 +258,7 @@ def of_prefect_server(home: Home, stack: Stack) -> dict[str, str]:
 
 def of_mlflow_server(home: Home) -> dict[str, str]:
     """Return the whole environment of our own MLflow server."""
-    return {**_inherited(()), **MLFLOW_SERVER, **UNTRACKED, **_of_every_process(home)}
+    return {**_inherited(), **MLFLOW_SERVER, **UNTRACKED, **_of_every_process(home)}
 
 
 def of_pool(environment: Mapping[str, str]) -> dict[str, str]:
@@ -248,13 +281,13 @@ def adopt(environment: Mapping[str, str]) -> None:
             os.environ[name] = environment[name]
 
 
-def _inherited(prefixes: tuple[str, ...]) -> dict[str, str]:
+def _inherited(prefixes: tuple[str, ...] = (), names: tuple[str, ...] = ()) -> dict[str, str]:
     """Return the part of this process's environment that a server needs."""
     allowed = (*SYSTEM_PREFIXES, *prefixes)
     return {
         name: value
         for name, value in os.environ.items()
-        if name in SYSTEM or name.startswith(allowed)
+        if name in SYSTEM or name in names or name.startswith(allowed)
     }
 
 

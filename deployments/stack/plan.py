@@ -11,6 +11,7 @@ from deployments.paths import Home
 from deployments.servers import auth
 from deployments.servers.ports import HOST, free_port, is_free
 from deployments.stack import environment
+from deployments.stack.machine import this_machine
 from deployments.stack.processes import is_alive
 from deployments.stack.state import MLFLOW, SERVER, Stack
 from storage.errors import ConfigError
@@ -46,6 +47,7 @@ def plan(home: Home, recorded: Stack | None) -> Stack:
         own_mlflow=tracking is None,
         store_secret=environment.secret_name(alive),
         auth_digest=auth_digest,
+        machine=this_machine(),
     )
     if alive is None:
         return planned

@@ -1,9 +1,9 @@
 """Start, identify and stop processes that outlive the command that started them.
 
-A process is identified by its id and its creation time, so that a stale record never matches
-another process with a reused id. Every process also has the mark ASTRAFLOW_STACK in its
-environment, which its children inherit: a search for the mark finds those that outlived their
-parent.
+A process is identified by its id and its start in the kernel's ticks, so that a stale record never
+matches another process with a reused id, whatever happens to the clock. Every process also has the
+mark ASTRAFLOW_STACK in its environment, which its children inherit: a search for the mark finds
+those that outlived their parent.
 """
 
 import contextlib
@@ -18,13 +18,14 @@ from pathlib import Path
 import psutil
 
 from deployments.paths import open_private, open_regular
+from deployments.stack.machine import start_of
 from storage.errors import ConfigError
 
 MARK = "ASTRAFLOW_STACK"
 """Environment variable with the home of the stack that a process belongs to."""
 CLOCK_SLACK_S = 2.0
-"""Tolerance of the creation time, which is derived from the boot time and shifts when the clock is
-corrected."""
+"""Tolerance of the creation time, by which a process is identified where the start is unknown. It
+shifts when the clock is corrected."""
 KILL_TIMEOUT_S = 60.0
 """A killed process ends the next time that it gets CPU time, which may take long under load."""
 POLL_S = 0.05
@@ -42,7 +43,7 @@ _children: dict[int, subprocess.Popen[bytes]] = {}
 @dataclass(frozen=True)
 class Process:
     """A started process. Example:
-    `Process("prefect-server", 4711, 1763690000.25, "/clone/.astraflow/logs/…")`.
+    `Process("prefect-server", 4711, 1763690000.25, "/clone/.astraflow/logs/…", "0d6f… 3107122")`.
     """
 
     name: str
@@ -50,6 +51,9 @@ class Process:
     created_s: float
     log: str
     """Path of the file with its output."""
+    start: str = ""
+    """Boot id and ticks of its start; empty in a record of an earlier release, and on other systems
+    than Linux."""
 
 
 def start(
@@ -84,24 +88,12 @@ def start(
         created_s = psutil.Process(child.pid).create_time()
     except psutil.NoSuchProcess:
         created_s = time.time()
-    return Process(name, child.pid, created_s, str(log))
+    return Process(name, child.pid, created_s, str(log), start_of(child.pid))
 
 
 def is_alive(process: Process) -> bool:
     """Return whether the process still runs."""
     return _find(process) is not None
-
-
-def lives_since(pid: int, at_s: float) -> bool:
-    """Return whether the process that had this id at Unix time `at_s` still runs.
-
-    A later process with the same id does not count.
-    """
-    try:
-        process = psutil.Process(pid)
-        return process.create_time() < at_s + CLOCK_SLACK_S and _runs(process)
-    except (psutil.Error, ValueError, OverflowError):
-        return False
 
 
 def cpu_s(process: Process) -> float:
@@ -211,10 +203,23 @@ def _find(process: Process) -> psutil.Process | None:
         _children[process.pid].poll()
     try:
         candidate = psutil.Process(process.pid)
-        is_same = abs(candidate.create_time() - process.created_s) < CLOCK_SLACK_S
-    except psutil.Error:
+        is_same = (
+            start_of(process.pid) == process.start
+            if process.start
+            else abs(candidate.create_time() - process.created_s) < CLOCK_SLACK_S
+            or _has_mark_of(candidate, process)
+        )
+    except (psutil.Error, OSError):
         return None
     return candidate if is_same and _runs(candidate) else None
+
+
+def _has_mark_of(candidate: psutil.Process, process: Process) -> bool:
+    """Return whether `candidate` belongs to the stack in whose home the log of `process` is: it is
+    the process then, although the clock has been set since its start.
+    """
+    mark = candidate.environ().get(MARK)
+    return bool(mark) and Path(str(mark)) in Path(process.log).parents
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -14,7 +14,7 @@ from deployments.registration.client import connected
 from deployments.stack import processes
 from deployments.stack.processes import Process, is_alive, last_lines
 from storage.errors import ConfigError
-from tasks.services.prefect_settings import settings_for
+from tasks.services.prefect_settings import COMMAND, client_of
 from tasks.supervision.flow_processes import fair_share
 
 POLL_S = 0.1
@@ -131,10 +131,7 @@ def responds(url: str) -> bool:
 
 def prefect_trouble(api_url: str) -> str | None:
     """Return why a Prefect server does not respond; None when it does."""
-    from prefect.client.orchestration import get_client
-    from prefect.settings import temporary_settings
-
-    with temporary_settings(settings_for(api_url)), get_client(sync_client=True) as client:
+    with client_of(api_url, COMMAND) as client:
         trouble = client.api_healthcheck()
         return None if trouble is None else f"{type(trouble).__name__}: {trouble}"
 

@@ -6,11 +6,14 @@ has started.
 
 import json
 import os
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from deployments.paths import Home, open_private, open_regular
+from deployments.stack import tracking_uri
+from deployments.stack.machine import Machine, this_machine
 from deployments.stack.processes import Process, is_alive
 from storage.errors import ConfigError
+from storage.store import addresses
 
 FORMAT = 1
 PID_MAX = 2**31 - 1
@@ -44,6 +47,8 @@ class Stack:
     """Digest of the servers' auth string; empty: they have none."""
     ready: bool = False
     """Every part but MLflow has been checked and works."""
+    machine: Machine = field(default_factory=Machine)
+    """Where the processes were started."""
 
     @property
     def ui_url(self) -> str:
@@ -70,13 +75,29 @@ def load(home: Home) -> Stack | None:
         if body.pop("format") != FORMAT:
             return None
         processes = tuple(Process(**process) for process in body.pop("processes"))
-        stack = Stack(processes=processes, **body)
+        machine = Machine(**body.pop("machine", {}))
+        stack = Stack(processes=processes, machine=machine, **body)
     except (ConfigError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None  # absent, damaged or of another release; processes are found by their mark
-    is_valid = _has_types(stack) and all(
-        _has_types(process) and 0 < process.pid <= PID_MAX for process in processes
+    is_valid = (
+        _has_types(stack)
+        and _has_types(machine)
+        and all(_has_types(process) and 0 < process.pid <= PID_MAX for process in processes)
     )
-    return stack if is_valid else None
+    return stack if is_valid and _has_addresses(stack) else None
+
+
+def _has_addresses(stack: Stack) -> bool:
+    """Return whether both servers' addresses can be used."""
+    try:
+        addresses.check_server_address("PREFECT_API_URL", stack.prefect_url)
+        if stack.own_mlflow:
+            addresses.check_server_address("MLFLOW_TRACKING_URI", stack.mlflow_url)
+        else:
+            tracking_uri.refuse_unusable(stack.mlflow_url)
+    except ConfigError:
+        return False
+    return True
 
 
 def exists(home: Home) -> bool:
@@ -84,10 +105,27 @@ def exists(home: Home) -> bool:
     return os.path.lexists(home.record)
 
 
-def _has_types(record: Stack | Process) -> bool:
+def refuse_foreign(home: Home, stack: Stack | None) -> None:
+    """Raise ConfigError for the stack of another machine or container that shares the home: its
+    processes cannot be seen from here.
+    """
+    if (
+        stack is not None
+        and stack.machine.is_foreign_to(this_machine())
+        and not any(map(is_alive, stack.processes))
+    ):
+        raise ConfigError(
+            f"{home.record} belongs to the stack of another machine or container, named "
+            f"{stack.machine.host}, whose processes cannot be seen from here; run `astraflow down` "
+            f"there, or set ASTRAFLOW_HOME to a folder of this machine. If its processes have "
+            f"ended, delete {home.record}"
+        )
+
+
+def _has_types(record: Stack | Process | Machine) -> bool:
     """Return whether every plain field has the type of its annotation."""
     types = {
-        field.name: field.type for field in fields(record) if field.type in (str, bool, int, float)
+        plain.name: plain.type for plain in fields(record) if plain.type in (str, bool, int, float)
     }
     return all(type(getattr(record, name)) is kind for name, kind in types.items())
 

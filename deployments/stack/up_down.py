@@ -51,8 +51,10 @@ def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
     home.create()
     home.refuse_irregular_files()
     with _locked(home, say):
-        auth.create(home)
         recorded = state.load(home)
+        state.refuse_foreign(home, recorded)
+        auth.create(home)
+        environment.prepare(home)
         alive = if_running(recorded)
         if not _has_late_credentials(alive):
             object_store.check_store(environment.open_store(home, alive))
@@ -79,12 +81,12 @@ def down(home: Home, say: Say = print) -> None:
     every failure, and ConfigError with the processes that still run.
     """
     failures: list[str] = []
-    with _collecting("creating the home's folders", failures):
-        home.create()
     with ExitStack() as lock:
-        with _collecting("taking the lock", failures, but=(ConfigError, KeyboardInterrupt)):
-            lock.enter_context(_locked(home, say))
+        if home.is_used():
+            with _collecting("taking the lock", failures, but=(ConfigError, KeyboardInterrupt)):
+                lock.enter_context(_locked(home, say))
         stack = state.load(home)
+        state.refuse_foreign(home, stack)
         if stack is None and state.exists(home):
             failures.append(
                 f"reading {home.record}: it is damaged, so no run was cancelled; processes are "
@@ -95,7 +97,7 @@ def down(home: Home, say: Say = print) -> None:
                 state.save(home, replace(stack, ready=False))
             with _collecting("cancelling flow runs", failures):
                 environment.adopt(settings(home, stack))
-                failures += _end_flow_runs(stack, say)
+                failures += _end_flow_runs(home, stack, say)
             with _collecting("stopping the processes of the record", failures):
                 _stop_in_order(stack)
         unrecorded = processes.sweep(str(home.root), STOP_GRACE_S)
@@ -144,6 +146,16 @@ def running(home: Home) -> Stack | None:
     )
 
 
+def reachable(home: Home) -> Stack | None:
+    """Return the stack if its Prefect server runs; an external one, if any process of the stack
+    does. Workers and MLflow may have ended.
+    """
+    stack = state.load(home)
+    if stack is not None and stack.own_server:
+        return None if stack.process(SERVER) is None else stack
+    return if_running(stack)
+
+
 def settings(home: Home, stack: Stack) -> dict[str, str]:
     """Return the environment variables with which a command uses the stack."""
     return environment.of_stack(home, stack, {})
@@ -164,7 +176,7 @@ def _has_late_credentials(alive: Stack | None) -> bool:
     )
 
 
-def _end_flow_runs(stack: Stack, say: Say) -> list[str]:
+def _end_flow_runs(home: Home, stack: Stack, say: Say) -> list[str]:
     """Cancel every run on our own server; return the failures.
 
     On an external server only the processes on this machine are stopped: other machines take part
@@ -176,7 +188,7 @@ def _end_flow_runs(stack: Stack, say: Say) -> list[str]:
         return []
     server = stack.process(SERVER)
     if server is None:
-        return _uncancelled(stack, "the Prefect server is not running")
+        return _uncancelled(home, stack, "the Prefect server is not running")
     try:
         responds = partial(readiness.responds, f"{stack.prefect_url}/health")
         readiness.wait_until(
@@ -191,19 +203,20 @@ def _end_flow_runs(stack: Stack, say: Say) -> list[str]:
             stack.prefect_url, deployments.TAG, processes_alive=bool(workers)
         )
     except ConfigError as error:
-        return _uncancelled(stack, f"the Prefect server does not respond ({error})")
+        return _uncancelled(home, stack, f"the Prefect server does not respond ({error})")
     if cancelled:
         timed_out = f"; {active} did not end in time and are killed" if active else ""
         say(f"cancelled {cancelled} flow runs{timed_out}")
     return []
 
 
-def _uncancelled(stack: Stack, reason: str) -> list[str]:
+def _uncancelled(home: Home, stack: Stack, reason: str) -> list[str]:
     """Return an error message with the stored runs that are killed without being cancelled; nothing
     where there are none.
     """
     from tasks.monitoring import status
 
+    marked = {process.pid for process in processes.marked(str(home.root))}
     try:
         store = replace(
             object_store.open_store(stack.store_url), patience_s=object_store.CHECK_PATIENCE_S
@@ -211,7 +224,7 @@ def _uncancelled(stack: Stack, reason: str) -> list[str]:
         active = [
             run.run_id
             for run in status.runs(store)
-            if run.state in ("starting", "running") or _has_local_supervisor(store, run)
+            if run.state in ("starting", "running") or _has_supervisor_of(marked, store, run)
         ]
     except AstraFlowError as error:
         return [f"{reason}, and the store's runs cannot be listed ({error}): no run was cancelled"]
@@ -223,8 +236,9 @@ def _uncancelled(stack: Stack, reason: str) -> list[str]:
     ]
 
 
-def _has_local_supervisor(store: ObjectStore, run: RunSummary) -> bool:
-    """Return whether the supervisor of a run that is shown as interrupted runs on this machine.
+def _has_supervisor_of(marked: set[int], store: ObjectStore, run: RunSummary) -> bool:
+    """Return whether the supervisor of a run that is shown as interrupted is one of this stack's
+    processes, whose ids are `marked`.
 
     Under load a supervisor may get too little CPU time for its heartbeats.
     """
@@ -232,7 +246,7 @@ def _has_local_supervisor(store: ObjectStore, run: RunSummary) -> bool:
         return False
     beats = heartbeats.readable(store.sub(layout.run_prefix(run.run_id)))
     return any(
-        processes.lives_since(beat.pid, beat.beat_s)
+        beat.pid in marked
         for beat in beats
         if beat.kind == "supervisor" and not beat.has_ended and beat.host == socket.gethostname()
     )

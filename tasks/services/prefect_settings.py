@@ -1,22 +1,131 @@
-"""Prefect's settings for a client of one server."""
+"""Prefect's settings and client for one server, and the errors of both in words."""
 
+import json
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
+
+from storage.errors import ConfigError
+from storage.store.addresses import without_credentials
 
 AUTH_STRING = "PREFECT_API_AUTH_STRING"
 REFUSED = (401, 403)
 """HTTP status codes of a server that refuses the client's credentials."""
+SERVER_ERROR = 500
+"""The lowest HTTP status code of a server that fails."""
+TRY_LATER = (408, 429)
+"""HTTP status codes of a server that is busy."""
 
 
-def settings_for(api_url: str) -> dict[Any, Any]:
+@dataclass(frozen=True)
+class RequestLimits:
+    """How long a request waits. Example: `RequestLimits(timeout_s=15.0, retries=1)`."""
+
+    timeout_s: float
+    retries: int
+
+
+COMMAND = RequestLimits(timeout_s=15.0, retries=1)
+"""For commands: a person waits. Prefect's own limits, which services keep, allow seven minutes."""
+POLL = RequestLimits(timeout_s=5.0, retries=0)
+"""For a request that is repeated every few seconds."""
+
+
+def settings_for(api_url: str, limits: RequestLimits | None = None) -> dict[Any, Any]:
     """Return the settings of a client of this server, for `temporary_settings`.
 
     The auth string is read from the environment now: Prefect reads the environment once, when it is
-    imported, and a command may set it later.
+    imported, and a command may set it later. Limits that the user has set take precedence.
     """
-    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
-
-    auth_string = (
-        {PREFECT_API_AUTH_STRING: os.environ[AUTH_STRING]} if AUTH_STRING in os.environ else {}
+    from prefect.settings import (
+        PREFECT_API_AUTH_STRING,
+        PREFECT_API_REQUEST_TIMEOUT,
+        PREFECT_API_URL,
+        PREFECT_CLIENT_MAX_RETRIES,
     )
-    return {PREFECT_API_URL: api_url, **auth_string}
+
+    settings: dict[Any, Any] = {PREFECT_API_URL: api_url}
+    if AUTH_STRING in os.environ:
+        settings[PREFECT_API_AUTH_STRING] = os.environ[AUTH_STRING]
+    if limits is not None:
+        limited = {
+            PREFECT_API_REQUEST_TIMEOUT: limits.timeout_s,
+            PREFECT_CLIENT_MAX_RETRIES: limits.retries,
+        }
+        settings |= {key: value for key, value in limited.items() if key.name not in os.environ}
+    return settings
+
+
+def import_prefect() -> None:
+    """Import Prefect, which reads its settings then.
+
+    Raises ConfigError when it cannot read them.
+    """
+    try:
+        import prefect.client.orchestration
+        import prefect.settings  # noqa: F401  # the import is the purpose
+    except (ValueError, OSError) as error:
+        raise _unusable_settings(error) from None
+
+
+@contextmanager
+def client_of(api_url: str, limits: RequestLimits | None = None) -> Iterator[Any]:
+    """Yield a client of this server. Raises ConfigError when Prefect cannot use its settings."""
+    import_prefect()
+    from prefect.client.orchestration import get_client
+    from prefect.settings import temporary_settings
+
+    with ExitStack() as entered:
+        try:
+            entered.enter_context(temporary_settings(settings_for(api_url, limits)))
+            client = entered.enter_context(get_client(sync_client=True))
+        except (ValueError, OSError) as error:
+            raise _unusable_settings(error) from None
+        yield client
+
+
+def strange_answers() -> tuple[type[Exception], ...]:
+    """Return the errors of Prefect's client for a response that is not of Prefect's API."""
+    import httpx
+    from prefect.exceptions import ObjectNotFound
+    from pydantic import ValidationError
+
+    return (
+        *(httpx.HTTPStatusError, ObjectNotFound, httpx.TooManyRedirects, httpx.DecodingError),
+        *(json.JSONDecodeError, UnicodeDecodeError, ValidationError),
+        *(AttributeError, TypeError, KeyError),
+    )
+
+
+def strange_answer(api_url: str, error: Exception) -> str:
+    """Return the message for one of `strange_answers`."""
+    import httpx
+
+    shown, what = without_credentials(api_url), type(error).__name__
+    if isinstance(error, httpx.HTTPStatusError):
+        what = f"{error.response.status_code} {error.response.reason_phrase}".strip()
+        if error.response.status_code >= SERVER_ERROR:
+            return f"the server at {shown} fails ({what}); its log shows why"
+    return (
+        f"{shown} does not answer like a Prefect server of this release ({what}); write the "
+        "address as http://HOST:4200/api"
+    )
+
+
+def _unusable_settings(error: Exception) -> ConfigError:
+    """Return the error for settings that Prefect cannot use; their values may be secrets."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        reason = "; ".join(
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+            for fault in error.errors(include_url=False, include_input=False)
+        )
+    else:
+        reason = f"{type(error).__name__}: {error}"
+    return ConfigError(
+        f"Prefect cannot use its settings ({reason}); correct the PREFECT_… variables, "
+        "prefect.toml, .env, profiles.toml, SSL_CERT_FILE or the variables of a proxy"
+    )

@@ -11,7 +11,16 @@ from typing import Any
 
 from storage.errors import ConfigError, TransientError
 from storage.store.addresses import without_credentials
-from tasks.services.prefect_settings import REFUSED, settings_for
+from tasks.services.prefect_settings import (
+    REFUSED,
+    SERVER_ERROR,
+    TRY_LATER,
+    RequestLimits,
+    client_of,
+    import_prefect,
+    strange_answer,
+    strange_answers,
+)
 
 VARIABLE = "ASTRAFLOW_STORE_SECRET"
 EXAMPLE = '{"AWS_ACCESS_KEY_ID": "…", "AWS_SECRET_ACCESS_KEY": "…"}'
@@ -23,29 +32,32 @@ _KEY = re.compile(r"AWS_[A-Z0-9_]+")
 _TOKENS = ("AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
 
 
-def load(name: str | None = None, api_url: str | None = None) -> None:
+def load(
+    name: str | None = None, api_url: str | None = None, limits: RequestLimits | None = None
+) -> None:
     """Set the environment variables that the block has; do nothing when no block is named.
 
     `name` is the block's, by default from the environment; `api_url` is the Prefect server's, by
-    default from Prefect's settings. Raises ConfigError for a block that does not exist or has any
-    other content, TransientError when the server does not answer.
+    default from Prefect's settings; `limits` are those of one request, by default Prefect's. Raises
+    ConfigError for a block that does not exist or has any other content and for a server that is
+    not one of Prefect, TransientError when the server does not answer.
     """
     name = os.environ.get(VARIABLE) if name is None else name
     if not name:
         return
-    values = _checked(name, _read(name, api_url))
+    values = _checked(name, _read(name, api_url, limits))
     if "AWS_ACCESS_KEY_ID" in values:
         for token in _TOKENS:  # a token of other keys would make these invalid
             os.environ.pop(token, None)
     os.environ.update(values)
 
 
-def _read(name: str, api_url: str | None) -> Any:
+def _read(name: str, api_url: str | None, limits: RequestLimits | None) -> Any:
+    import_prefect()
     import httpx
     from prefect.blocks.system import Secret
-    from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import PREFECT_API_URL
 
     server = api_url or PREFECT_API_URL.value()
     if not server:
@@ -55,7 +67,7 @@ def _read(name: str, api_url: str | None) -> Any:
             "or set PREFECT_API_URL"
         )
     try:
-        with temporary_settings(settings_for(server)), get_client(sync_client=True) as client:
+        with client_of(server, limits) as client:
             document = client.read_block_document_by_name(name, "secret", include_secrets=True)
     except ObjectNotFound:
         raise ConfigError(
@@ -70,10 +82,18 @@ def _read(name: str, api_url: str | None) -> Any:
                 f"{name}, which {VARIABLE} names; "
                 "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY, to what it asks for"
             ) from error
+        if (
+            isinstance(error, httpx.HTTPStatusError)
+            and error.response.status_code < SERVER_ERROR
+            and error.response.status_code not in TRY_LATER
+        ):
+            raise ConfigError(strange_answer(server, error)) from None
         raise TransientError(
             f"the Prefect block {name} cannot be read from {without_credentials(server)}: "
             f"{type(error).__name__}"
         ) from error
+    except strange_answers() as error:
+        raise ConfigError(strange_answer(server, error)) from None  # it may contain the secret
     stored = document.data.get("value")
     if isinstance(stored, dict):
         raise ConfigError(

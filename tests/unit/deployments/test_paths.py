@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments import paths
 from deployments.paths import Home, open_private, open_regular
 from storage.errors import ConfigError
 
@@ -29,7 +30,6 @@ def test_a_home_readable_by_others_becomes_private(tmp_path: Path) -> None:
             home.record,
             home.lock,
             home.auth,
-            home.prefect_toml,
             home.prefect / "prefect.db",
             home.prefect / "prefect.db-wal",
         ),
@@ -50,6 +50,77 @@ def test_a_home_readable_by_others_becomes_private(tmp_path: Path) -> None:
     home.create()
     assert {_mode(file) for file in files} == {0o600}
     assert {_mode(folder) for folder in folders} == {0o700}
+
+
+def test_a_shared_folder_that_no_stack_has_used_is_refused_and_not_changed(tmp_path: Path) -> None:
+    shared = tmp_path / "opt"
+    (shared / "store").mkdir(parents=True)
+    (shared / "logs").mkdir()
+    for folder in (shared, shared / "store", shared / "logs"):
+        folder.chmod(0o755)
+    with pytest.raises(ConfigError) as raised:
+        Home(shared).create()
+    assert str(raised.value) == (
+        f"{shared} has other files in it, and other users have access to it; the stack would make it "
+        f"private: set ASTRAFLOW_HOME to a folder of its own, such as {shared / 'astraflow'}"
+    )
+    assert {_mode(folder) for folder in (shared, shared / "store", shared / "logs")} == {0o755}
+    assert sorted(path.name for path in shared.iterdir()) == ["logs", "store"]
+
+
+@pytest.mark.parametrize("file", ["stack.lock", "stack.json", "auth", "bf16"])
+def test_a_home_of_an_earlier_release_becomes_private(file: str, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    home.root.chmod(0o755)
+    (home.root / file).touch()
+    home.create()
+    assert _mode(home.root) == 0o700
+
+
+def test_an_empty_folder_becomes_a_private_home(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    home.root.chmod(0o775)
+    home.create()
+    assert _mode(home.root) == 0o700
+
+
+def test_what_a_link_leads_to_and_a_users_prefect_toml_keep_their_modes(tmp_path: Path) -> None:
+    target = tmp_path / "data"
+    target.mkdir()
+    target.chmod(0o775)
+    home = Home(tmp_path / "home")
+    home.create()
+    home.store.rmdir()
+    home.store.symlink_to(target)
+    home.prefect_toml.touch()
+    home.prefect_toml.chmod(0o644)
+    home.create()
+    assert (_mode(target), _mode(home.prefect_toml)) == (0o775, 0o644)
+    assert list(home.exposed()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("what?", "the path contains '?', which databases cannot have"),
+        ("per%41c/home", "the path contains '%', which databases cannot have"),
+        ("by\udcff", "its name is not UTF-8"),
+    ],
+)
+def test_a_name_that_the_servers_cannot_have_is_refused(
+    name: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / name))
+    with pytest.raises(ConfigError) as raised:
+        paths.home()
+    assert str(raised.value) == (
+        f"ASTRAFLOW_HOME={tmp_path / name} cannot be the stack's folder ({reason}); name a writable "
+        "one"
+    )
+    monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / "plain #1 é"))
+    assert paths.home().root == tmp_path / "plain #1 é"
 
 
 def test_a_folder_writable_by_all_users_is_refused_and_not_changed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,7 @@ from deployments.paths import Home
 from deployments.servers import auth
 from deployments.servers.ports import HOST
 from deployments.stack import plan, state
+from deployments.stack.machine import Machine
 from deployments.stack.processes import Process
 from deployments.stack.state import Stack
 from tests.support.stores.ordinary_user import as_ordinary_user
@@ -37,6 +39,38 @@ def test_a_taken_port_gives_a_warning(home: Home, monkeypatch: pytest.MonkeyPatc
         listener.listen(1)
         monkeypatch.setattr(plan, "PREFECT_PORT", listener.getsockname()[1])
         assert next(doctor._ports(home)).verdict == "warn"
+
+
+def test_a_dead_process_of_the_stack_is_reported_and_ports_of_the_others_are_the_stacks(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.create()
+    assert list(doctor._processes(home)) == []
+    me = Process("prefect-server", os.getpid(), psutil.Process().create_time(), "")
+    dead = Process("worker-rollout", os.getpid(), 1.0, "")
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen(1)
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(plan, "PREFECT_PORT", port)
+        stack = Stack(
+            prefect_url=f"http://{HOST}:{port}/api",
+            mlflow_url=f"http://{HOST}:2",
+            store_url=home.store.as_uri(),
+            own_server=True,
+            processes=(me,),
+        )
+        state.save(home, stack)
+        assert list(doctor._processes(home)) == [doctor.Check("stack", "ok", "all 1 processes run")]
+        state.save(home, stack.with_process(dead))
+        assert list(doctor._processes(home)) == [
+            doctor.Check("stack", "warn", "ended: worker-rollout", "astraflow up")
+        ]
+        assert next(doctor._ports(home)).finding == "used by the running stack"
+        state.save(home, replace(stack, processes=(dead,)))
+        assert next(doctor._ports(home)).finding == "in use by another program"
+    state.save(home, replace(stack.with_process(dead), processes=(dead,), machine=Machine("other")))
+    assert [check.verdict for check in doctor._processes(home)] == ["fail"]
 
 
 def test_an_unreachable_prefect_server_fails_the_check(

@@ -338,7 +338,7 @@ def test_an_impossible_home_path_gives_one_sentence(
     assert is_one_sentence(result)
     assert result.exit_code == 2
     assert result.stderr.startswith("ASTRAFLOW_HOME=")
-    assert "cannot be a folder (" in result.stderr
+    assert "cannot be the stack's folder (" in result.stderr
     assert result.stderr.endswith("; name a writable one\n")
     assert len(result.stderr) < 500
 
@@ -539,7 +539,8 @@ def test_a_pipe_in_place_of_a_file_of_the_home_is_named_without_blocking(
     command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
-    (home / "logs").mkdir(parents=True)
+    home.mkdir(mode=0o700)
+    (home / "logs").mkdir()
     os.mkfifo(home / name)
     monkeypatch.setenv("ASTRAFLOW_HOME", str(home))
     result = call(command)

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 
 from deployments.paths import PROJECT, Home
+from deployments.registration.client import connected
 from deployments.servers import auth
 from deployments.stack import environment, state
 from deployments.stack.processes import MARK
 from deployments.stack.state import Stack
 from storage.errors import ConfigError
+from tests.support.http_servers import one_answer
 
 
 @pytest.fixture
@@ -96,7 +98,7 @@ def test_a_store_url_keeps_its_parameters_for_the_workers(
 @pytest.fixture(autouse=True)
 def _environment_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore the variables that `prepare` sets."""
-    for name in (*environment.UNTRACKED, "PREFECT_API_AUTH_STRING"):
+    for name in (*environment.UNTRACKED, "PREFECT_API_AUTH_STRING", "NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "before")
         monkeypatch.delenv(name)
 
@@ -165,6 +167,49 @@ def test_workers_inherit_credentials_and_servers_do_not(
     assert prefect[MARK] == mlflow[MARK] == mlflow["ASTRAFLOW_HOME"] == str(home.root)
 
 
+FOREIGN = ("PGP_PASSPHRASE", "PYTHON_KEYRING_PW", "LD_SDK_KEY", "LC_PASSWORD", "XDG_TOKEN")
+
+
+def test_servers_inherit_no_variable_that_only_begins_like_theirs(
+    home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in FOREIGN:
+        monkeypatch.setenv(name, "hidden")
+    kept = {"PGPASSWORD": "p", "PYTHONPATH": "/x", "LC_ALL": "C", "PREFECT_SERVER_X": "1"}
+    for name, value in kept.items():
+        monkeypatch.setenv(name, value)
+    prefect = environment.of_prefect_server(home, _stack())
+    mlflow = environment.of_mlflow_server(home)
+    assert "hidden" not in {*prefect.values(), *mlflow.values()}
+    assert kept.items() <= prefect.items()
+    assert {"PGPASSWORD", "PREFECT_SERVER_X"} & {*mlflow} == set()
+    assert mlflow["PYTHONPATH"] == "/x"
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1"])
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_another_spelling_of_our_servers_address_is_ours(
+    home: Home, secret: str, host: str, slash: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.save(home, _stack())
+    monkeypatch.setenv("PREFECT_API_URL", f"http://{host}:4200/api{slash}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{host}:5000{slash}")
+    environment.prepare(home)
+    assert os.environ["PREFECT_API_URL"] == "http://127.0.0.1:4200/api"
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://127.0.0.1:5000"
+    assert os.environ["PREFECT_API_AUTH_STRING"] == secret
+
+
+@pytest.mark.parametrize("url", ["http://localhost:4201/api", "http://other:4200/api"])
+def test_the_address_of_another_server_is_kept(
+    home: Home, secret: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.save(home, _stack())
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    environment.prepare(home)
+    assert (os.environ["PREFECT_API_URL"], os.environ["PREFECT_API_AUTH_STRING"]) == (url, "")
+
+
 def test_the_prefect_server_requires_the_secret_and_serves_only_its_own_pages(
     home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +268,32 @@ def test_a_command_sends_the_secret_to_our_own_server_only(
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "theirs")
     environment.prepare(home)
     assert os.environ["PREFECT_API_AUTH_STRING"] == "theirs"
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "ALL_PROXY"])
+def test_a_command_sends_the_secret_of_our_server_to_no_proxy(
+    home: Home, secret: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.save(home, replace(_stack(), prefect_url="http://127.0.0.1:1/api"))
+    monkeypatch.setenv("PREFECT_API_URL", "")
+    with one_answer(200, b"{}", "application/json") as proxy:
+        monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.port}")
+        environment.prepare(home)
+        with (
+            pytest.raises(ConfigError, match="does not respond"),
+            connected("http://127.0.0.1:1/api") as client,
+        ):
+            client.read_work_pools()
+    assert proxy.requests == []
+
+
+def test_a_proxy_is_used_for_a_server_that_is_not_ours(
+    home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.save(home, _stack())
+    monkeypatch.setenv("PREFECT_API_URL", "http://prefect.example/api")
+    environment.prepare(home)
+    assert not {"NO_PROXY", "no_proxy"} & {*os.environ}
 
 
 @pytest.mark.parametrize("variable", ["PREFECT_API_URL", "MLFLOW_TRACKING_URI"])

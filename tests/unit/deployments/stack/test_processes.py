@@ -80,11 +80,28 @@ def test_a_process_listens_on_a_port_if_it_or_its_child_does(
 
 def test_a_foreign_process_with_the_recorded_id_is_not_ours(tmp_path: Path) -> None:
     process = _start(SLEEP, tmp_path)
-    stranger = replace(process, created_s=process.created_s - 3600)
-    assert not processes.is_alive(stranger)
-    processes.stop([stranger], grace_s=1)
+    boot_id, ticks = process.start.split()
+    for start in (f"{boot_id} {int(ticks) - 1}", f"another-boot {ticks}"):
+        stranger = replace(process, start=start)
+        assert not processes.is_alive(stranger)
+        processes.stop([stranger], grace_s=1)
     assert processes.is_alive(process)
     processes.stop([process], grace_s=5)
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+def test_a_step_of_the_clock_changes_no_process_of_the_record(
+    tmp_path: Path, step_s: float
+) -> None:
+    process = _start(SLEEP, tmp_path)
+    until(lambda: [item.pid for item in processes.marked(str(tmp_path))] == [process.pid])
+    stepped = replace(process, created_s=process.created_s + step_s)
+    assert processes.is_alive(stepped)
+    assert processes.is_alive(replace(stepped, start=""))  # the record of an earlier release
+    other_home = replace(stepped, start="", log="/another/home/logs/log")
+    assert not processes.is_alive(other_home)
+    processes.stop([stepped], grace_s=5)
+    assert not processes.is_alive(process)
 
 
 def test_a_zombie_child_is_not_alive(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import os
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from deployments.paths import Home
-from deployments.stack import cpu_features, processes, state, up_down
+from deployments.stack import cpu_features, environment, processes, state, up_down
+from deployments.stack.machine import Machine, this_machine
 from deployments.stack.processes import MARK
 from deployments.stack.state import SERVER, Stack
 from storage.coordination import heartbeats
@@ -20,6 +22,7 @@ from storage.errors import AstraFlowError, ConfigError
 from storage.run import runs
 from storage.store.object_store import open_store
 from tasks.recipes import loader
+from tests.support.http_servers import one_answer
 from tests.support.runs import builders
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
@@ -106,14 +109,13 @@ def test_a_run_with_a_slow_supervisor_is_named_and_one_with_a_dead_supervisor_is
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
-    monkeypatch.setattr(
-        processes, "CLOCK_SLACK_S", 3600.0
-    )  # this process can be younger than the heartbeat
+    supervisor = _sleeper(home, "supervisor")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    _silent_run(home, "slow", os.getpid())
+    _silent_run(home, "slow", supervisor.pid)
     _silent_run(home, "gone", gone.pid)
-    _silent_run(home, "left", os.getpid(), "done")
+    _silent_run(home, "reused", os.getpid())  # a process that does not belong to the stack
+    _silent_run(home, "left", supervisor.pid, "done")
     state.save(home, _stack(home))
     with pytest.raises(
         AstraFlowError, match="will be shown as interrupted: slow; start them again"
@@ -121,14 +123,92 @@ def test_a_run_with_a_slow_supervisor_is_named_and_one_with_a_dead_supervisor_is
         up_down.down(home, lambda words: None)
 
 
-def test_a_process_with_a_reused_id_is_not_the_recorded_one(home: Home) -> None:
-    own = _sleeper(home, "worker-trainers")
-    assert processes.lives_since(own.pid, time.time())
-    assert not processes.lives_since(own.pid, time.time() - 3600.0)
-    processes.stop([own], 5.0)
-    assert not processes.lives_since(own.pid, time.time())
-    assert not processes.lives_since(2**40, time.time())
-    assert not processes.lives_since(-1, time.time())
+def test_down_neither_creates_nor_changes_a_folder_of_other_programs(tmp_path: Path) -> None:
+    home = Home(tmp_path / "opt")
+    messages: list[str] = []
+    up_down.down(home, messages.append)
+    assert not home.root.exists()
+    home.logs.mkdir(parents=True)
+    for folder in (home.root, home.logs):
+        folder.chmod(0o755)
+    up_down.down(home, messages.append)
+    assert messages == ["nothing was running"] * 2
+    assert list(home.root.iterdir()) == [home.logs]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (home.root, home.logs)] == [0o755] * 2
+
+
+def test_a_dead_worker_does_not_hide_the_prefect_server(home: Home) -> None:
+    server, worker = _sleeper(home, SERVER), _sleeper(home, "worker-trainers")
+    stack = state.save(home, replace(_stack(home, server, worker), ready=True))
+    assert up_down.running(home) == up_down.reachable(home) == stack
+    processes.stop([worker], 5.0)
+    assert up_down.running(home) is None
+    assert up_down.reachable(home) == stack
+    processes.stop([server], 5.0)
+    assert up_down.reachable(home) is None
+
+
+def test_an_external_server_is_reachable_while_a_process_of_the_stack_runs(home: Home) -> None:
+    worker = _sleeper(home, "worker-trainers")
+    stack = state.save(home, replace(_stack(home, worker), own_server=False))
+    assert up_down.reachable(home) == stack
+    processes.stop([worker], 5.0)
+    assert up_down.reachable(home) is None
+
+
+def _foreign(home: Home, *processes: processes.Process) -> Stack:
+    machine = replace(this_machine(), host="other", boot_id="another-boot")
+    return replace(_stack(home, *processes), machine=machine)
+
+
+@pytest.mark.parametrize("command", [up_down.up, up_down.down])
+def test_the_stack_of_another_machine_in_a_shared_home_is_refused_and_not_changed(
+    home: Home, command: Callable[..., Any]
+) -> None:
+    here = _sleeper(home, "worker-trainers")  # has the mark, as a process of any stack of the home
+    stack = state.save(home, _foreign(home, replace(here, start="another-boot 1")))
+    home.auth.write_text("astraflow:secret\n")
+    home.prefect_toml.write_text("# Written by `astraflow up`, removed by `astraflow down`.\n")
+    with pytest.raises(ConfigError) as raised:
+        command(home, lambda words: None)
+    assert str(raised.value) == (
+        f"{home.record} belongs to the stack of another machine or container, named other, whose "
+        "processes cannot be seen from here; run `astraflow down` there, or set ASTRAFLOW_HOME to a "
+        f"folder of this machine. If its processes have ended, delete {home.record}"
+    )
+    assert processes.is_alive(here)
+    assert state.load(home) == stack
+    assert home.auth.exists()
+    assert home.prefect_toml.exists()
+    processes.stop([here], 5.0)
+
+
+def test_down_stops_a_stack_whose_host_was_renamed(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
+    worker = _sleeper(home, "worker-trainers")
+    state.save(home, replace(_foreign(home, worker), machine=Machine("renamed", "x", "y")))
+    up_down.down(home, lambda words: None)
+    assert not processes.is_alive(worker)
+    assert not state.exists(home)
+
+
+def test_up_sends_the_secret_for_the_stores_credentials_to_no_proxy(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*environment.UNTRACKED, "PREFECT_API_AUTH_STRING", "NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)  # restored after the test
+    server = _sleeper(home, SERVER)
+    state.save(home, replace(_stack(home, server), store_secret="store-keys"))
+    with one_answer(200, b"{}", "application/json") as proxy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+        with pytest.raises(AstraFlowError, match="the Prefect block store-keys cannot be read"):
+            up_down.up(home, lambda words: None)
+    assert proxy.requests == []
+    assert os.environ["PREFECT_API_AUTH_STRING"] == home.auth.read_text().strip()
+    processes.stop([server], 5.0)
 
 
 def test_the_stack_commands_do_not_import_torch(
