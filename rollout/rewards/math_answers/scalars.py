@@ -33,8 +33,10 @@ VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
 """A letter other than the constants e and i, in a text without commands."""
 COMPUTABLE: Final = re.compile(r"\d|\\pi(?![a-zA-Z])|(?<![a-zA-Z\\])[ei](?![a-zA-Z])")
 """A part of every expression that has a value: a digit, or one of the constants π, e and i."""
-UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-][\w.(\\{]|\*|\\times|\\cdot|\\div")
+UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-]+[\w.(\\{]|\*|\\times|\\cdot|\\div")
 """A sum, difference or product in a text without spaces."""
+STEPS: Final = re.compile(r"(?!\d{1,12}/\d{1,12}$)\d{1,12}(?:[-/]\d{1,12})+")
+"""Whole numbers with dashes or several slashes: a date, a telephone number, or a calculation."""
 APART: Final = re.compile(r"(?<![_\d])\d+ \d")
 ELLIPSIS: Final = re.compile(r"\.\.|\\[lc]?dots")
 TRAILING_UNIT: Final = re.compile(r"\\text ?\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?$")
@@ -49,6 +51,15 @@ ANGLE: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 ANGLE_DEGREES: Final = re.compile(
     r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?\^ ?(?:\{\\circ ?\}|\\circ(?![a-zA-Z]))"
 )
+ANGLE_NAME: Final = re.compile(r"\\angle(?![a-zA-Z]) ?([A-Z]{1,3})")
+TRANSPOSED: Final = re.compile(
+    r"[A-Z]\}? ?\^ ?(?:T|\\top|\\text ?\{ ?T ?\}|\{ ?(?:\\top|\\text ?\{ ?T ?\}) ?\})"
+)
+CROSS_PRODUCT: Final = re.compile(
+    r"[A-Z] ?\\times ?[A-Z]|\\(?:vec|hat|overrightarrow|text) ?(?:\{ ?\w{1,2} ?\}|\w) ?\\times"
+)
+INVERSE: Final = re.compile(r"[A-Z]\}? ?\^ ?\{ ?-1 ?\}")
+CAPITAL: Final = re.compile(r"[A-Z]")
 GROUPING_COMMA: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
@@ -71,6 +82,8 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
         return bool(answer)
     if (same := same_time(answer, gold)) is not None:
         return same
+    if STEPS.fullmatch(without_spaces(answer)) and STEPS.fullmatch(without_spaces(gold)):
+        return False  # `2020-01-05` is a date, and not 2014
     answer_name, answer_value = _named(answer)
     gold_name, gold_value = _named(gold)
     number = number_of(gold_value)
@@ -132,6 +145,8 @@ def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
     pair = _for_algebra(answer), _for_algebra(gold)
     if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in pair):
         return False  # the algebra system ignores primes, and a double exponent is invalid TeX
+    if _is_order_lost(answer, gold):
+        return without_spaces(answer) == without_spaces(gold)
     if ("{,}" in pair[0]) != ("{,}" in pair[1]):
         return False  # it may be a decimal comma or separate items
     if ratio(measure_behind(answer), measure_behind(gold)) != 1:
@@ -140,6 +155,23 @@ def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
     if (trailing[0] and trailing[0][0]) != (trailing[1] and trailing[1][0]):
         return False  # `\\sqrt{2}\\text{ squared}`
     return algebra(*pair)
+
+
+def _is_order_lost(answer: str, gold: str) -> bool:
+    """Return whether one of two different texts has an operator that algebra drops or commutes.
+
+    `A^T` (a transpose), `A\\times B` (a cross product), `AB^{-1}` (matrices); `\\angle ABC` is read
+    as a product.
+    """
+    angles = ANGLE_NAME.findall(answer), ANGLE_NAME.findall(gold)
+    if angles[0] and angles[1] and angles[0] != angles[1]:
+        return True
+    return any(
+        TRANSPOSED.search(text)
+        or CROSS_PRODUCT.search(text)
+        or (INVERSE.search(text) and len(set(CAPITAL.findall(COMMAND.sub("", text)))) > 1)
+        for text in (answer, gold)
+    )
 
 
 def _equals_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
@@ -180,7 +212,9 @@ def _agrees(part: str, chain_text: str, result: Reading, algebra: Algebra) -> bo
     decimals = 0 if result.decimals is None and ABOUT in chain_text else result.decimals
     verdict: bool | None = False
     for factor in _factors(chain_text, result):
-        for expression, value_text in _equations(_for_algebra(part), factor, result.value, decimals):
+        for expression, value_text in _equations(
+            _for_algebra(part), factor, result.value, decimals
+        ):
             found = algebra(expression, value_text)
             if found:
                 return True

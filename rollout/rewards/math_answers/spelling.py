@@ -69,16 +69,14 @@ and `structure` decide whether it groups digits.
 """
 
 SPACING: Final = re.compile(
-    r"(?<!\\)\\[,;: \n\t]|~"
+    r"(?<!\\)\\[,;: \n\t]|~|\\hspace\*?\s{0,8}\{[^{}]{0,40}\}"
     r"|\\(?:q?quad|enspace|thinspace|medspace|thickspace|displaystyle|textstyle|limits|allowbreak)(?![a-zA-Z])"
 )
 DROPPED: Final = re.compile(
     r"\\!|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?|\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![a-zA-Z])"
-    r"|\\(?:color|textcolor|hspace\*?)\s{0,8}\{[^{}]{0,40}\}"
+    r"|\\(?:color|textcolor)\s{0,8}\{[^{}]{0,40}\}"
 )
-"""Sizes of delimiters (`\\left.` is an invisible delimiter) and of letters, colours, and spaces
-with a width.
-"""
+"""Sizes of delimiters (`\\left.` is an invisible delimiter) and of letters, and colours."""
 RENAMED: Final = re.compile(
     r"\\(dfrac|tfrac|cfrac|nicefrac|lt|gt|colon|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|varnothing|ldots|cdots|pounds|"
     r"mathrm|mathit|mathbf|mathsf|textrm|textit|textbf|textsf|textnormal|mbox|boldsymbol|bold|bm|rm|bf|it)(?![a-zA-Z])\s{0,8}"
@@ -105,6 +103,8 @@ NEW_NAMES: Final = {
 }
 """Names of RENAMED that are not fonts; the fonts become `\\text`."""
 
+DOLLARS: Final = re.compile(r"(?:(?<![a-zA-Z])US)?\\\$|\$")
+"""Dollars of TeX's math mode, and currency signs."""
 CONSTANT: Final = re.compile(r"\\mathrm\s{0,8}\{\s{0,8}([ei])\s{0,8}\}")
 """Euler's number and the imaginary unit, set upright."""
 REPEATED: Final = re.compile(r"(?<=[.\d])\\(?:bar|dot|overline)\s{0,8}(?:\{(\d{1,30})\}|(\d))")
@@ -158,13 +158,7 @@ def tidy(text: str) -> str:
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))
     text = RENAMED.sub(lambda match: NEW_NAMES.get(match[1], "\\text"), text)
-    text = (
-        SHORT_FRACTION.sub(_fraction, text)
-        .replace("\\%", "%")
-        .replace("US\\$", "")
-        .replace("\\$", "")
-        .replace("$", "")
-    )
+    text = DOLLARS.sub(_between_digits, SHORT_FRACTION.sub(_fraction, text).replace("\\%", "%"))
     text = _unwrapped(
         LOOSE.sub("", WHITE.sub(" ", ROOT.sub(r"\\sqrt{\1}", PLAIN.sub(_typeset, text)))).strip()
     )
@@ -174,6 +168,13 @@ def tidy(text: str) -> str:
             f"{'[' if interval[1] == '[' else '('}{interval[2]}{']' if interval[3] == ']' else ')'}"
         )
     return text
+
+
+def _between_digits(match: re.Match[str]) -> str:
+    """Return a space for a sign before a digit and after one or another sign: `$2$$3$` is not 23."""
+    text, begin, end = match.string, match.start(), match.end()
+    is_between = 0 < begin and end < len(text) and text[end].isdigit()
+    return " " if is_between and (text[begin - 1].isdigit() or text[begin - 1] == "$") else ""
 
 
 def _typeset(match: re.Match[str]) -> str:
