@@ -86,7 +86,7 @@ SYNONYMS: Final = {
 SHORT_MAX: Final = 2
 """Maximum letters of an abbreviation, whose case counts: `mW` is not `MW`."""
 WITHOUT_MEANING: Final = frozenset(
-    "a an the each every total altogether percent pct percentage".split()
+    ("a", "an", "the", "each", "every", "total", "altogether", "percent", "pct", "percentage")
 )
 POWERS: Final = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 SHORT: Final = {"mph": "mi/h", "kph": "km/h", "kmph": "km/h"}

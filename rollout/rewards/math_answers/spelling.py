@@ -171,9 +171,9 @@ def tidy(text: str) -> str:
 
 
 def _between_digits(match: re.Match[str]) -> str:
-    """Return a space for a sign before a digit and after one or another sign: `$2$$3$` is not 23."""
+    """Return a space for a sign between two digits, as in `$2$$3$`, which is not 23."""
     text, begin, end = match.string, match.start(), match.end()
-    is_between = 0 < begin and end < len(text) and text[end].isdigit()
+    is_between = begin > 0 and end < len(text) and text[end].isdigit()
     return " " if is_between and (text[begin - 1].isdigit() or text[begin - 1] == "$") else ""
 
 

@@ -71,10 +71,8 @@ ORDINALS: Final = (
     *(word.removesuffix("y") + "ieth" for word in TENS_TEXT.split()),
     *(word + "th" for word in (*CARDINALS, *POWERS_OF_TEN)),
 )
-NO_UNITS: Final = frozenset(
-    (*NO_UNITS_TEXT.split(), *(word + s for word in (*CARDINALS, *ORDINALS) for s in ("", "s")))
-    + ("sixes",)
-)
+NUMBERS: Final = tuple(word + s for word in (*CARDINALS, *ORDINALS) for s in ("", "s"))
+NO_UNITS: Final = frozenset((*NO_UNITS_TEXT.split(), *NUMBERS, "sixes"))
 """Words after a number that may change its value."""
 NEUTRAL_TEXT: Final = (
     "each every total altogether per different distinct possible whole full square cubic sq cu "
