@@ -84,10 +84,10 @@ class JudgePool:
                 del self._in_progress[question]
 
     def _ask(self, question: Question) -> bool:
-        for _ in range(ATTEMPTS_MAX):
+        for attempt in range(ATTEMPTS_MAX):
             if self._closed:
                 break
-            judge = self._take()
+            judge = self._take(is_new=attempt > 0)  # a used child may have had too little memory
             try:
                 verdict = judge.ask(*question, self._timeout_s)
             except JudgeDiedError:
@@ -101,15 +101,18 @@ class JudgePool:
             except BaseException:
                 self._drop(judge)
                 raise
+            if judge.has_ended:
+                self._drop(judge)
+                return verdict
             with self._lock:
                 self._busy.discard(judge)
                 self._idle.append(judge)
             return verdict
         raise JudgeFailedError(f"{ATTEMPTS_MAX} judges died over one question")
 
-    def _take(self) -> Judge:
+    def _take(self, is_new: bool) -> Judge:
         with self._lock:
-            judge = self._idle.pop() if self._idle else None
+            judge = self._idle.pop() if self._idle and not is_new else None
         judge = judge or Judge()
         with self._lock:
             self._busy.add(judge)

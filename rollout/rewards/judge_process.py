@@ -71,6 +71,8 @@ class Judge:
             env=child_environment(os.environ),
         )
         self._unread = b""
+        self.has_ended = False
+        """Whether the child has given its last answer: its memory is full."""
         try:
             first = self._read_line()
         except (JudgeDiedError, JudgeTimeoutError) as error:
@@ -102,7 +104,9 @@ class Judge:
             self._child.stdin.flush()
         except OSError as error:
             raise JudgeDiedError from error
-        return bool(self._read_line()["equal"])
+        reply = self._read_line()
+        self.has_ended = bool(reply.get("last"))
+        return bool(reply["equal"])
 
     def kill(self) -> None:
         """End the child at once, from any thread; a waiting `ask` raises JudgeDiedError."""

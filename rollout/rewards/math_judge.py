@@ -3,6 +3,11 @@
     parent ──{"answer": "\\\\frac12", "reference": "0.5", "timeout_s": 5.0}──▶ child
            ◀──{"equal": true}──
 
+A verdict must not depend on the questions before it, whose results fill the memory (sympy caches
+them). So a comparison that exceeds RESIDENT_BYTES_MAX is judged in a child of its own: a child that
+has judged before exits without an answer, and the parent asks a new one, whose answer ends with
+`"last": true`. In a new child, an answer that needs too much memory is unreadable.
+
 One JSON object per line. The first line that the child writes is `{"ready": true}`, or
 `{"failed": reason}` before it exits. The child exits at the end of its standard input, and so no
 later than its parent.
@@ -26,12 +31,16 @@ from inspect import signature
 from random import Random
 from typing import Any, Final, TextIO
 
+import psutil
+
 from rollout.rewards.math_answers.comparison import equal
 from rollout.rewards.math_answers.numbers import is_long_decimal, read_number
 
 MEMORY_BYTES_MAX: Final = 2 << 30
 START_CPU_S: Final = 120.0
 """CPU seconds after which the kernel ends a child that is still importing."""
+RESIDENT_BYTES_MAX: Final = 512 << 20
+"""Peak of resident memory after which a child answers no further question."""
 REFERENCES_MAX: Final = 1024
 """Maximum number of cached parsed references; most of a comparison's time is parsing."""
 
@@ -60,18 +69,33 @@ def main() -> None:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     _limit_cpu(0)
     _reply(replies, {"ready": True})
+    is_new = True
     for line in sys.stdin:
         request = json.loads(line)
         _limit_cpu(request["timeout_s"])
-        verdict = judge(request["answer"], request["reference"])
+        try:
+            verdict, is_full = judge(request["answer"], request["reference"]), False
+        except MemoryError:
+            verdict, is_full = False, True
         _limit_cpu(0)
-        _reply(replies, {"equal": verdict})
+        is_full = is_full or _peak_bytes() > RESIDENT_BYTES_MAX
+        if is_full and not is_new:
+            return
+        _reply(replies, {"equal": verdict, **({"last": True} if is_full else {})})
+        if is_full:
+            return
+        is_new = False
 
 
 def judge(answer: str, reference: str) -> bool:
-    """Return whether an answer equals the reference; False if it is unreadable. No time limit."""
+    """Return whether an answer equals the reference; False if it is unreadable. No time limit.
+
+    Raises MemoryError.
+    """
     try:
         return bool(equal(answer, reference, algebraically_equal))
+    except MemoryError:
+        raise
     except Exception:  # math-verify and sympy may raise any class for a model's text: not equal
         return False
 
@@ -221,11 +245,20 @@ def _far_apart(golds: list[Any], answers: list[Any]) -> bool:
     math-verify's tolerance is absolute: it accepts `9.1 \\times 10^{-31} \\pi` for
     `1.6 \\times 10^{-19} \\pi`.
     """
-    from sympy import Expr
+    from sympy import Expr, MatrixBase, MatrixExpr
+    from sympy.core.relational import Relational
 
-    gold, answer = golds[0], answers[0]
-    if not isinstance(gold, Expr) or not isinstance(answer, Expr):
-        return False
+    gold, answer = (
+        side[0].doit() if isinstance(side[0], MatrixExpr) else side[0] for side in (golds, answers)
+    )
+    if isinstance(gold, MatrixBase) and isinstance(answer, MatrixBase):
+        return gold.shape != answer.shape or any(map(_values_differ, gold.flat(), answer.flat()))
+    if isinstance(gold, Relational) and isinstance(answer, Relational):
+        return _terms_differ(gold, answer)
+    return isinstance(gold, Expr) and isinstance(answer, Expr) and _values_differ(gold, answer)
+
+
+def _values_differ(gold: Any, answer: Any) -> bool:
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     random = Random(0)
     for _ in range(POINTS if symbols else 1):
@@ -239,6 +272,25 @@ def _far_apart(golds: list[Any], answers: list[Any]) -> bool:
     return False
 
 
+def _terms_differ(gold: Any, answer: Any) -> bool:
+    """Return whether two relations with the same terms have other coefficients.
+
+    A common factor is allowed: `2x<4` is `x<2`. Relations with different terms are not decided
+    here.
+    """
+    from sympy import Expr, expand
+
+    if not all(isinstance(side, Expr) for each in (gold, answer) for side in each.args):
+        return False
+    terms, others = (
+        expand((each.lhs - each.rhs).doit()).as_coefficients_dict() for each in (gold, answer)
+    )
+    if not terms or terms.keys() != others.keys():
+        return False
+    ratios = [complex((terms[term] / others[term]).evalf(DIGITS)) for term in terms]
+    return any(abs(each - ratios[0]) > RELATIVE_TOLERANCE * abs(ratios[0]) for each in ratios)
+
+
 def _limit_cpu(seconds: float) -> None:
     """Make the kernel end this process after `seconds` of CPU time; 0 removes the limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF has no handler here
@@ -248,6 +300,20 @@ def _limit_memory() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard == resource.RLIM_INFINITY or hard > MEMORY_BYTES_MAX:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, hard))
+
+
+def _peak_bytes() -> int:
+    """Return the peak of resident memory; where the kernel does not report it, the current size.
+
+    math-verify catches a MemoryError itself, so that only the peak shows it. `getrusage` would
+    include the memory of the parent.
+    """
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            peaks = [line.split()[1] for line in status if line.startswith("VmHWM:")]
+    except OSError:
+        peaks = []
+    return int(peaks[0]) << 10 if peaks else int(psutil.Process().memory_info().rss)
 
 
 def _reply(replies: TextIO, message: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
+from itertools import chain
 from typing import Final, Literal
 
 from rollout.rewards.math_answers.inequalities import solution_set
@@ -20,6 +21,7 @@ from rollout.rewards.math_answers.structure import (
     assignments,
     collection,
     is_set,
+    matrix,
     nesting,
     parts_of_ratio,
     parts_of_union,
@@ -83,6 +85,9 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         return True
     if len(CLOSED_AT_INFINITY.findall(answer)) != len(CLOSED_AT_INFINITY.findall(gold)):
         return False
+    matrices = matrix(answer), matrix(gold)
+    if matrices[0] is not None and matrices[1] is not None and depth:
+        return _equal_matrices(matrices[0], matrices[1], algebra, depth - 1)
     golds = collection(gold)
     answers = collection(answer, len(golds.items) if golds is not None else 1)
     if golds is not None and answers is not None:
@@ -177,12 +182,25 @@ def _equal_collections(
     if order == "unordered" and gold.names and not answer.names:
         order = "ordered"
     if order == "unordered":
-        return _equal_unordered(answer.items, gold.items, algebra, depth)
+        items, gold_items = answer.items, gold.items
+        if answer.is_set or gold.is_set:
+            items, gold_items = _distinct(items), _distinct(gold_items)
+        return _equal_unordered(items, gold_items, algebra, depth)
     if order is None or len(answer.items) != len(gold.items):
         return False
     return conjunction(
         _equal_items(a, g, algebra, depth) for a, g in zip(answer.items, gold.items, strict=True)
     )
+
+
+def _equal_matrices(
+    answer: Sequence[Sequence[str]], gold: Sequence[Sequence[str]], algebra: Algebra, depth: int
+) -> bool | None:
+    if [len(row) for row in answer] != [len(row) for row in gold]:
+        return False
+    cells, gold_cells = chain.from_iterable(answer), chain.from_iterable(gold)
+    pairs = zip(cells, gold_cells, strict=True)
+    return conjunction(_equal(cell, gold_cell, algebra, depth) for cell, gold_cell in pairs)
 
 
 def _equal_items(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
@@ -212,7 +230,6 @@ def _equal_unordered(
     answers: Sequence[str], golds: Sequence[str], algebra: Algebra, depth: int
 ) -> bool | None:
     """Return whether the items can be paired so that the items of each pair are equal."""
-    answers, golds = _distinct(answers), _distinct(golds)
     if len(answers) != len(golds):
         return False
 
@@ -229,8 +246,8 @@ def _equal_unordered(
     )
 
 
-def _distinct(items: Sequence[str]) -> list[str]:
-    return list({without_spaces(item): item for item in items}.values())
+def _distinct(items: Sequence[str]) -> tuple[str, ...]:
+    return tuple({without_spaces(item): item for item in items}.values())
 
 
 def _perfect(count: int, edge: Callable[[int, int], bool]) -> bool:

@@ -1,7 +1,7 @@
 """Factors of units of measurement, so that `5 km` is not `5 m` and `500 cm` is `5 m`.
 
-Units are compared only if both the answer and the gold have a unit of this table. Every other unit
-is dropped (`units.py`).
+Units are compared if both the answer and the gold have one. A word outside the table is a kind of
+its own: `3 apples` is not `3 oranges`, and `25% loss` is not `25% gain`.
 """
 
 import re
@@ -41,16 +41,59 @@ TABLE: Final = (
     ("volume", "1", "l L liter liters litre litres"),
     ("money", "1", "cent cents"),
     ("money", "100", "dollar dollars USD"),
+    ("units", "1", "unit units"),
+)
+PREFIXED: Final = (
+    ("joule", "1", "J joule joules"),
+    ("joule", "1602176634/10000000000000000000000000000", "eV electronvolt electronvolts"),
+    ("hertz", "1", "Hz hertz"),
+    ("pascal", "1", "Pa pascal pascals"),
+    ("watt", "1", "W watt watts"),
+    ("newton", "1", "N newton newtons"),
+    ("volt", "1", "V volt volts"),
+    ("ampere", "1", "A amp amps ampere amperes"),
+    ("byte", "1", "B byte bytes"),
+    ("byte", "1/8", "bit bits"),
+)
+"""Units with the prefixes of the SI: `kJ`, `megahertz`."""
+PREFIXES: Final = (
+    ("n nano", "1/1000000000"),
+    ("u micro", "1/1000000"),
+    ("m milli", "1/1000"),
+    ("k kilo", "1000"),
+    ("M mega", "1000000"),
+    ("G giga", "1000000000"),
+    ("T tera", "1000000000000"),
 )
 UNITS: Final = {
     name: (kind, Fraction(factor)) for kind, factor, names in TABLE for name in names.split()
 }
+PREFIXED_UNITS: Final = {
+    prefix + name: (kind, Fraction(factor) * Fraction(scale))
+    for kind, factor, names in PREFIXED
+    for prefixes, scale in (("", "1"), *PREFIXES)
+    for name in names.split()
+    for prefix in (prefixes.split()[len(name) > 2] if prefixes else "",)
+}
+CASES: Final = {"Kg": "kg", "KG": "kg", "Km": "km", "KM": "km", "Cm": "cm", "CM": "cm"}
+SYNONYMS: Final = {
+    **dict.fromkeys(("degree", "degrees"), "deg"),
+    **dict.fromkeys(("radian", "radians"), "rad"),
+    **dict.fromkeys(("kelvin", "kelvins"), "K"),
+    "celsius": "C",
+    "fahrenheit": "F",
+}
+SHORT_MAX: Final = 2
+"""Maximum letters of an abbreviation, whose case counts: `mW` is not `MW`."""
+WITHOUT_MEANING: Final = frozenset(
+    ("a", "an", "the", "each", "every", "total", "altogether", "percent", "pct", "percentage")
+)
 POWERS: Final = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 SHORT: Final = {"mph": "mi/h", "kph": "km/h", "kmph": "km/h"}
 
 PART: Final = re.compile(
-    r"(?P<per>/|per(?![a-zA-Z]))|(?P<name>[a-zA-Z]{1,20})(?: ?\^ ?\{? ?(?P<power>-?\d) "
-    r"?\}?)?|(?P<other>[^ .{}~])"
+    r"(?P<per>/|per(?![a-zA-Z]))|(?P<name>[^\W\d_]{1,30})(?: ?\^ ?\{? ?(?P<power>-?\d) "
+    r"?\}?)?|(?P<other>[^ .{}~-])"
 )
 
 
@@ -61,30 +104,61 @@ class Measure:
     dimensions: frozenset[tuple[str, int]]
     factor: Fraction
     """The unit in base units."""
+    is_known: bool = True
+    """Whether all words are in the table; every other word is a dimension of its own."""
 
 
 def measure_of(unit: str) -> Measure | None:
-    """Parse a unit such as `cm^2`, `miles per hour` or `kg m/s^2`; None for an unknown word."""
+    """Parse a unit such as `cm^2`, `miles per hour`, `kg m/s^2` or `red apples`; None for none."""
     dimensions: Counter[str] = Counter()
-    factor, sign, next_power = Fraction(1), 1, 1
-    for part in PART.finditer(SHORT.get(unit.strip(), unit)):
+    factor, sign, next_power, is_known = Fraction(1), 1, 1, True
+    for part in PART.finditer(SHORT.get(unit.strip().lower(), unit)):
+        name = _normal(part["name"] or part["other"] or "")
         if part["per"]:
             sign = -1
-        elif part["name"] in POWERS:
-            next_power = POWERS[part["name"]]
-        elif part["name"] in UNITS:
-            kind, unit_factor = UNITS[part["name"]]
+        elif name in POWERS:
+            next_power = POWERS[name]
+        elif name not in WITHOUT_MEANING:
+            kind, unit_factor = UNITS.get(name) or PREFIXED_UNITS.get(name) or ("", Fraction(1))
             power = sign * (int(part["power"]) if part["power"] else next_power)
-            dimensions[kind] += power
+            dimensions[kind or f"'{_singular(name)}'"] += power
             factor *= unit_factor**power
+            is_known &= bool(kind)
             next_power = 1
-        else:
-            return None
-    return Measure(frozenset(dimensions.items()), factor) if dimensions else None
+    return Measure(frozenset(dimensions.items()), factor, is_known) if dimensions else None
 
 
-def ratio(answer: Measure | None, gold: Measure | None) -> Fraction:
-    """Return the answer's unit divided by the gold's; 1 if they cannot be compared."""
-    if answer is None or gold is None or answer.dimensions != gold.dimensions:
+def is_unit_name(word: str) -> bool:
+    """Return whether a word is in the tables of units."""
+    name = _normal(word)
+    return any(name in table for table in (UNITS, PREFIXED_UNITS, POWERS)) or word in SYNONYMS
+
+
+def ratio(answer: Measure | None, gold: Measure | None) -> Fraction | None:
+    """Return the answer's unit divided by the gold's.
+
+    1 if one of them has no unit, or both are in the table and are of different kinds; None if they
+    have different words and one is not in the table.
+    """
+    if answer is None or gold is None:
         return Fraction(1)
+    if answer.dimensions != gold.dimensions:
+        return Fraction(1) if answer.is_known and gold.is_known else None
     return answer.factor / gold.factor
+
+
+def _normal(word: str) -> str:
+    word = word.replace("μ", "u").replace("µ", "u")
+    word = (
+        word if len(word) <= SHORT_MAX or word in UNITS or word in PREFIXED_UNITS else word.lower()
+    )
+    return SYNONYMS.get(word, CASES.get(word, word))
+
+
+def _singular(word: str) -> str:
+    """Return a word without the ending of its plural: `boxes` and `box` are the same."""
+    if len(word) <= SHORT_MAX or word.endswith("ss"):
+        return word
+    if word.endswith("ies"):
+        return word[:-3] + "y"
+    return word.removesuffix("s").removesuffix("e")

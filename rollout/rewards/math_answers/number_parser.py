@@ -44,7 +44,7 @@ class Reading:
     base: int | None = None
     """The base of a numeral such as `121_3`."""
     measure: Measure | None = field(default=None, compare=False)
-    """The unit after the number; None for no unit or one that is not in `measures.TABLE`."""
+    """The unit after the number; None for no unit."""
 
 
 class NumberParser:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from rollout.rewards.math_answers.measures import UNITS, measure_of, ratio
+from rollout.rewards.math_answers.measures import UNITS, ratio
 from rollout.rewards.math_answers.number_parser import (
     NumberParser,
     Reading,
@@ -21,7 +21,7 @@ from rollout.rewards.math_answers.number_parser import (
     bounded,
 )
 from rollout.rewards.math_answers.tokens import Token, tokens
-from rollout.rewards.math_answers.units import WHOLE, begins_unit, scale_of, written
+from rollout.rewards.math_answers.units import begins_unit, measure_after, scale_of
 
 CHARS_MAX: Final = 300
 """A longer text is not read as a number."""
@@ -82,13 +82,16 @@ def same_number(answer: Reading, gold: Reading) -> bool:
     The comparison is exact, with these rules. If only one side has a percent sign, p % equals both
     p/100 and p. A decimal of at least SIGNIFICANT_MIN digits equals the fraction that it rounds.
     For a plain gold, an answer that is not evaluated is wrong. If both have units of the same
-    kind, the units count: `500 cm` is `5 m`.
+    kind, the units count: `500 cm` is `5 m`. `5 apples` is not `5 pears`.
     """
     if answer.base is not None or gold.base is not None:
         return _same_based(answer, gold)
     if gold.plain and not answer.evaluated:
         return False
-    if (factor := ratio(answer.measure, gold.measure)) != 1:
+    factor = ratio(answer.measure, gold.measure)
+    if factor is None:
+        return False
+    if factor != 1:
         return answer.value * factor == gold.value
     if answer.percent == gold.percent:
         return same_value(answer, gold)
@@ -181,11 +184,12 @@ def _read(lexed: Sequence[Token], letters_are_units: bool) -> Reading:
         and (unit[0].kind == "text" or unit[0].text in UNITS_OF_SEVERAL_LETTERS)
     ):
         number, unit = number[:-1], [replace(unit[0], spaced=True), *unit[1:]]  # `18/hour`
-    scale, measure = scale_of(unit, letters_are_units), measure_of(WHOLE.sub("", written(unit)))
+    scale, measure = scale_of(unit, letters_are_units), measure_after(unit)
     if scale is None:
         raise UnreadableError
     percent = bool(number) and number[-1].text == "%"
     if percent or (unit and unit[0].text.strip().lower() in ("percent", "pct", "percentage")):
-        return replace(NumberParser(number[:-1] if percent else number).whole(), percent=True)
+        digits = number[:-1] if percent else number
+        return replace(NumberParser(digits).whole(), percent=True, measure=measure)
     reading = replace(NumberParser(number).whole(), measure=measure)
     return replace(reading, value=bounded(reading.value * scale)) if scale != 1 else reading

@@ -4,16 +4,19 @@ An answer may be a chain (`x = 2+3 = 5`), or have a unit; a reference may name i
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from fractions import Fraction
+from itertools import chain
 from typing import Final
 
 from rollout.rewards.math_answers.derivatives import derivatives_as_symbols
 from rollout.rewards.math_answers.measures import ratio
 from rollout.rewards.math_answers.number_parser import Reading, TooLargeError
 from rollout.rewards.math_answers.numbers import read_number, rounds, same_number
-from rollout.rewards.math_answers.spelling import without_spaces
+from rollout.rewards.math_answers.spelling import GREEK_LETTER, without_spaces
 from rollout.rewards.math_answers.structure import sides, without_brackets
+from rollout.rewards.math_answers.tokens import DEGREES
 from rollout.rewards.math_answers.units import is_unit, measure_behind
 from rollout.rewards.math_answers.words import same_time, same_words
 
@@ -21,24 +24,24 @@ Algebra = Callable[[str, str], bool | None]
 """Equality of two tidy expressions (answer, reference) by rules of algebra; None: undecided."""
 
 NAME: Final = re.compile(
-    r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text "
+    r"(?!\\(?:pi|infty|emptyset)(?![a-zA-Z]))(?:[a-zA-Z]|\\[a-zA-Z]+|\\text "
     r"?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
 )
 """A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `\\theta`, `\\text{Area}`."""
 COMMAND: Final = re.compile(r"\\[a-zA-Z]+")
 VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
 """A letter other than the constants e and i, in a text without commands."""
-UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-][\w.(\\{]|\*|\\times|\\cdot|\\div")
+COMPUTABLE: Final = re.compile(r"\d|\\pi(?![a-zA-Z])|(?<![a-zA-Z\\])[ei](?![a-zA-Z])")
+"""A part of every expression that has a value: a digit, or one of the constants π, e and i."""
+UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-]+[\w.(\\{]|\*|\\times|\\cdot|\\div")
 """A sum, difference or product in a text without spaces."""
+STEPS: Final = re.compile(r"(?!\d{1,12}/\d{1,12}$)\d{1,12}(?:[-/]\d{1,12})+")
+"""Whole numbers with dashes or several slashes: a date, a telephone number, or a calculation."""
 APART: Final = re.compile(r"(?<![_\d])\d+ \d")
 ELLIPSIS: Final = re.compile(r"\.\.|\\[lc]?dots")
 TRAILING_UNIT: Final = re.compile(r"\\text ?\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?$")
 TRAILING_UNITS_MAX: Final = 4
-GREEK: Final = re.compile(
-    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega)"
-    r"(?![a-zA-Z])",
-    re.IGNORECASE,
-)
+GREEK: Final = re.compile(GREEK_LETTER)
 ABOUT: Final = "\\approx"
 PRIMES: Final = re.compile(r"'|\\prime(?![a-zA-Z])")
 RAISED_TWICE: Final = re.compile(r"\^ ?(?:\w|\{[^{}]*\}) ?\^")
@@ -48,6 +51,15 @@ ANGLE: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 ANGLE_DEGREES: Final = re.compile(
     r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?\^ ?(?:\{\\circ ?\}|\\circ(?![a-zA-Z]))"
 )
+ANGLE_NAME: Final = re.compile(r"\\angle(?![a-zA-Z]) ?([A-Z]{1,3})")
+TRANSPOSED: Final = re.compile(
+    r"[A-Z]\}? ?\^ ?(?:T|\\top|\\text ?\{ ?T ?\}|\{ ?(?:\\top|\\text ?\{ ?T ?\}) ?\})"
+)
+CROSS_PRODUCT: Final = re.compile(
+    r"[A-Z] ?\\times ?[A-Z]|\\(?:vec|hat|overrightarrow|text) ?(?:\{ ?\w{1,2} ?\}|\w) ?\\times"
+)
+INVERSE: Final = re.compile(r"[A-Z]\}? ?\^ ?\{ ?-1 ?\}")
+CAPITAL: Final = re.compile(r"[A-Z]")
 GROUPING_COMMA: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
@@ -70,6 +82,8 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
         return bool(answer)
     if (same := same_time(answer, gold)) is not None:
         return same
+    if STEPS.fullmatch(without_spaces(answer)) and STEPS.fullmatch(without_spaces(gold)):
+        return False  # `2020-01-05` is a date, and not 2014
     answer_name, answer_value = _named(answer)
     gold_name, gold_value = _named(gold)
     number = number_of(gold_value)
@@ -131,6 +145,8 @@ def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
     pair = _for_algebra(answer), _for_algebra(gold)
     if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in pair):
         return False  # the algebra system ignores primes, and a double exponent is invalid TeX
+    if _is_order_lost(answer, gold):
+        return without_spaces(answer) == without_spaces(gold)
     if ("{,}" in pair[0]) != ("{,}" in pair[1]):
         return False  # it may be a decimal comma or separate items
     if ratio(measure_behind(answer), measure_behind(gold)) != 1:
@@ -139,6 +155,23 @@ def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
     if (trailing[0] and trailing[0][0]) != (trailing[1] and trailing[1][0]):
         return False  # `\\sqrt{2}\\text{ squared}`
     return algebra(*pair)
+
+
+def _is_order_lost(answer: str, gold: str) -> bool:
+    """Return whether one of two different texts has an operator that algebra drops or commutes.
+
+    `A^T` (a transpose), `A\\times B` (a cross product), `AB^{-1}` (matrices); `\\angle ABC` is read
+    as a product.
+    """
+    angles = ANGLE_NAME.findall(answer), ANGLE_NAME.findall(gold)
+    if angles[0] and angles[1] and angles[0] != angles[1]:
+        return True
+    return any(
+        TRANSPOSED.search(text)
+        or CROSS_PRODUCT.search(text)
+        or (INVERSE.search(text) and len(set(CAPITAL.findall(COMMAND.sub("", text)))) > 1)
+        for text in (answer, gold)
+    )
 
 
 def _equals_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
@@ -153,22 +186,76 @@ def _equals_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra)
         answer, (*before, result) = exact, sides(exact)
     try:
         reading = read_number(without_brackets(result))
-        if reading is None:
-            return _unread_equals_number(result, gold, gold_text, algebra)
-        if not same_number(reading, gold):
-            return False
-        return not any(_contradicts(part, reading) for part in before)
+        verdict = (
+            _unread_equals_number(result, gold, gold_text, algebra)
+            if reading is None
+            else same_number(reading, gold)
+        )
+        return conjunction(
+            chain([verdict], (_agrees(part, answer, reading or gold, algebra) for part in before))
+        )
     except TooLargeError:
         return False
 
 
-def _contradicts(part: str, result: Reading) -> bool:
-    """Return whether `part = result` is false, as in `7 = 8`; False for a part with a variable."""
+def _agrees(part: str, chain_text: str, result: Reading, algebra: Algebra) -> bool | None:
+    """Return whether `part = result` is true; True also for a part that has a variable or no value.
+
+    `7 = 8`, `\\pi = 3` and `5! = 100` are false. A decimal may be rounded: `\\sqrt{10} = 3.16`.
+    """
     reading = read_number(without_brackets(part))
-    if reading is None:
-        return False
-    value = replace(reading, plain=False, evaluated=True)
-    return not (same_number(value, replace(result, plain=False)) or rounds(result, reading.value))
+    if reading is not None:
+        value = replace(reading, plain=False, evaluated=True)
+        return same_number(value, replace(result, plain=False)) or rounds(result, reading.value)
+    if NAME.fullmatch(part) or _variables(part) or not COMPUTABLE.search(part):
+        return True
+    decimals = 0 if result.decimals is None and ABOUT in chain_text else result.decimals
+    verdict: bool | None = False
+    for factor in _factors(chain_text, result):
+        for expression, value_text in _equations(
+            _for_algebra(part), factor, result.value, decimals
+        ):
+            found = algebra(expression, value_text)
+            if found:
+                return True
+            verdict = None if found is None else verdict
+    return verdict
+
+
+def _factors(chain_text: str, result: Reading) -> list[str]:
+    """Return the factors from an expression to its result: 100 for `\\frac{1}{\\sqrt4} = 50%`."""
+    factors = ["1"]
+    if result.percent:
+        factors.append("100")
+    if DEGREES.search(chain_text):
+        factors.append("\\frac{180}{\\pi}")
+    return factors
+
+
+def _equations(
+    part: str, factor: str, value: Fraction, decimals: int | None
+) -> Iterator[tuple[str, str]]:
+    """Yield pairs of which one is equal if `part * factor` is a value, or rounds to its decimals.
+
+    A positive number is truncated to k decimals by `\\lfloor 10^k x\\rfloor`, and rounded by
+    `\\lfloor 10^k x+\\frac12\\rfloor`.
+    """
+    scaled = part if factor == "1" else f"({part})\\cdot {factor}"
+    yield scaled, _as_latex(value)
+    if decimals is None:
+        return
+    sign = "-" if value < 0 else ""
+    power = Fraction(10) ** decimals
+    shift, digits = _as_latex(power), _as_latex(abs(value) * power)
+    for half in ("", "+\\frac{1}{2}"):
+        yield f"\\lfloor {sign}({scaled})\\cdot {shift}{half}\\rfloor", digits
+
+
+def _as_latex(value: Fraction) -> str:
+    if value.denominator == 1:
+        return str(value.numerator)
+    sign = "-" if value < 0 else ""
+    return f"{sign}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
 
 
 def _unread_equals_number(

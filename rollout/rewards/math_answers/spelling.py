@@ -24,7 +24,6 @@ CHARACTERS: Final = str.maketrans(
         "°": "^\\circ ",
         "∞": "\\infty ",
         "π": "\\pi ",
-        "√": "\\sqrt ",
         "±": "\\pm ",
         "≤": "\\le ",
         "≥": "\\ge ",
@@ -70,16 +69,14 @@ and `structure` decide whether it groups digits.
 """
 
 SPACING: Final = re.compile(
-    r"(?<!\\)\\[,;: \n\t]|~"
+    r"(?<!\\)\\[,;: \n\t]|~|\\hspace\*?\s{0,8}\{[^{}]{0,40}\}"
     r"|\\(?:q?quad|enspace|thinspace|medspace|thickspace|displaystyle|textstyle|limits|allowbreak)(?![a-zA-Z])"
 )
 DROPPED: Final = re.compile(
     r"\\!|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?|\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![a-zA-Z])"
-    r"|\\(?:color|textcolor|hspace\*?)\s{0,8}\{[^{}]{0,40}\}"
+    r"|\\(?:color|textcolor)\s{0,8}\{[^{}]{0,40}\}"
 )
-"""Sizes of delimiters (`\\left.` is an invisible delimiter) and of letters, colours, and spaces
-with a width.
-"""
+"""Sizes of delimiters (`\\left.` is an invisible delimiter) and of letters, and colours."""
 RENAMED: Final = re.compile(
     r"\\(dfrac|tfrac|cfrac|nicefrac|lt|gt|colon|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|varnothing|ldots|cdots|pounds|"
     r"mathrm|mathit|mathbf|mathsf|textrm|textit|textbf|textsf|textnormal|mbox|boldsymbol|bold|bm|rm|bf|it)(?![a-zA-Z])\s{0,8}"
@@ -106,6 +103,8 @@ NEW_NAMES: Final = {
 }
 """Names of RENAMED that are not fonts; the fonts become `\\text`."""
 
+DOLLARS: Final = re.compile(r"(?:(?<![a-zA-Z])US)?\\\$|\$")
+"""Dollars of TeX's math mode, and currency signs."""
 CONSTANT: Final = re.compile(r"\\mathrm\s{0,8}\{\s{0,8}([ei])\s{0,8}\}")
 """Euler's number and the imaginary unit, set upright."""
 REPEATED: Final = re.compile(r"(?<=[.\d])\\(?:bar|dot|overline)\s{0,8}(?:\{(\d{1,30})\}|(\d))")
@@ -115,6 +114,8 @@ PLAIN: Final = re.compile(
 )
 """Notations without TeX: `x**2`, `+/-`, `(0,1) U (2,3)`, `2pi`, `sqrt(2)`, `np.arcsin(10/13)`."""
 TYPESET: Final = {"power": "^", "signs": "\\pm ", "unequal": "\\ne ", "union": "\\cup "}
+ROOT_SIGN: Final = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?)?")
+"""The root sign, and the whole numeral after it: `√12` is `\\sqrt{12}`."""
 ROOT: Final = re.compile(r"\\sqrt ?\(([^(){}]{1,100})\)")
 INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
 """`E_{1}`, which is `E_1`."""
@@ -125,10 +126,17 @@ SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d]|\([-+.\d])")
 
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 
-SHORT_FRACTION: Final = re.compile(
-    r"\\frac\s{0,8}(?:(\d)\s{0,8}(\d)|(\d)\s{0,8}(?=\{)|\{([^{}]*)\}\s{0,8}(\d)|(?=\{))"
+GREEK_LETTER: Final = (
+    r"(?i:\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho"
+    r"|sigma|tau|upsilon|phi|chi|psi|omega)(?![a-zA-Z]))"
 )
-"""`\\frac12`, `\\frac1{2}`, `\\frac{1}2`, `\\frac {1}`."""
+ARGUMENT: Final = rf"\d|[a-zA-Z]|\\(?:pi|hbar|ell)(?![a-zA-Z])|{GREEK_LETTER}"
+"""An argument without braces: one digit, letter or symbol."""
+SHORT_FRACTION: Final = re.compile(
+    rf"\\(frac|[dt]?binom)(?![a-zA-Z])\s{{0,8}}(?:({ARGUMENT})\s{{0,8}}(?:({ARGUMENT})|(?=\{{))"
+    rf"|\{{([^{{}}]*)\}}\s{{0,8}}({ARGUMENT})|(?=\{{))"
+)
+"""`\\frac12`, `\\frac1{2}`, `\\frac{1}2`, `\\frac\\pi 4`, `\\binom52`, `\\frac {1}`."""
 
 WHITE: Final = re.compile(r"\s+")
 LOOSE: Final = re.compile(r" (?![0-9A-Za-z.])|(?<![0-9A-Za-z.},;]) ")
@@ -145,17 +153,12 @@ def tidy(text: str) -> str:
     text = SUPERSCRIPTS.sub(lambda match: f"^{{{match[0].translate(RAISED)}}}", text).translate(
         CHARACTERS
     )
+    text = ROOT_SIGN.sub(_root, text)
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))
     text = RENAMED.sub(lambda match: NEW_NAMES.get(match[1], "\\text"), text)
-    text = (
-        SHORT_FRACTION.sub(_fraction, text)
-        .replace("\\%", "%")
-        .replace("US\\$", "")
-        .replace("\\$", "")
-        .replace("$", "")
-    )
+    text = DOLLARS.sub(_between_digits, SHORT_FRACTION.sub(_fraction, text).replace("\\%", "%"))
     text = _unwrapped(
         LOOSE.sub("", WHITE.sub(" ", ROOT.sub(r"\\sqrt{\1}", PLAIN.sub(_typeset, text)))).strip()
     )
@@ -167,9 +170,20 @@ def tidy(text: str) -> str:
     return text
 
 
+def _between_digits(match: re.Match[str]) -> str:
+    """Return a space for a sign between two digits, as in `$2$$3$`, which is not 23."""
+    text, begin, end = match.string, match.start(), match.end()
+    is_between = begin > 0 and end < len(text) and text[end].isdigit()
+    return " " if is_between and (text[begin - 1].isdigit() or text[begin - 1] == "$") else ""
+
+
 def _typeset(match: re.Match[str]) -> str:
     kind = match.lastgroup or ""
     return f"\\{match['name']} " if kind == "name" else TYPESET[kind]
+
+
+def _root(match: re.Match[str]) -> str:
+    return f"\\sqrt{{{match[1]}}}" if match[1] else "\\sqrt "
 
 
 def without_spaces(text: str) -> str:
@@ -178,13 +192,13 @@ def without_spaces(text: str) -> str:
 
 
 def _fraction(match: re.Match[str]) -> str:
-    if match[1]:
-        return f"\\frac{{{match[1]}}}{{{match[2]}}}"
-    if match[3]:
-        return f"\\frac{{{match[3]}}}"
-    if match[5]:
-        return f"\\frac{{{match[4]}}}{{{match[5]}}}"
-    return "\\frac"
+    command, first, second, braced, last = match.groups()
+    command = f"\\{command.lstrip('dt')}"
+    if first:
+        return f"{command}{{{first}}}" + (f"{{{second}}}" if second else "")
+    if last:
+        return f"{command}{{{braced}}}{{{last}}}"
+    return command
 
 
 def _unwrapped(text: str) -> str:

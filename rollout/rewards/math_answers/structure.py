@@ -32,6 +32,11 @@ ASSIGNED: Final = re.compile(
 COORDINATES: Final = re.compile(r"\(([a-zA-Z](?: ?, ?[a-zA-Z]){1,5})\) ?= ?(?=\()")
 
 
+MATRIX: Final = re.compile(r"\\begin\{[pb]?matrix\}(.*)\\end\{[pb]?matrix\}", re.DOTALL)
+MATRIX_CELLS_MAX: Final = 50
+"""A matrix with more cells is not split."""
+
+
 @dataclass(frozen=True)
 class Collection:
     """A list, tuple, interval or set. `(0, 1]` → `Collection("(", "]", ("0", "1"))`.
@@ -125,6 +130,18 @@ def parts_of_union(text: str) -> tuple[str, ...]:
 def parts_of_ratio(text: str) -> tuple[str, ...]:
     """Split `1:2:3` into its three terms."""
     return tuple(split(text, (":",)))
+
+
+def matrix(text: str) -> tuple[tuple[str, ...], ...] | None:
+    """Split a matrix, in round or square brackets, into rows of cells; None for other texts."""
+    match = MATRIX.fullmatch(text)
+    if match is None or "\\begin" in match[1]:
+        return None
+    lines = match[1].strip().removesuffix("\\\\").split("\\\\")
+    rows = tuple(tuple(cell.strip() for cell in line.split("&")) for line in lines)
+    cells = [cell for row in rows for cell in row]
+    is_split = len(cells) <= MATRIX_CELLS_MAX and all(cells) and not cells[0].startswith("[")
+    return rows if is_split else None
 
 
 def sides(text: str) -> list[str]:

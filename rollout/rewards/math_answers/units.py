@@ -1,6 +1,8 @@
 """Units after a number: `18 dollars`, `9 apples`, `45^\\circ`, `3\\text{ cm}^2`, `70 km/h`.
 
-A unit does not change the value of a number, except for the words in SCALES. Bare letters after a
+A unit does not change the value of a number, except for the words in SCALES, which multiply it. If
+a word may change the value in another way (`5 eighths`, `5 feet six inches`, `5 doubled`), the text
+is not read as a number. Bare letters after a
 number are usually variables (`5x`): a single letter, or a word without a space before it, is a unit
 only if it is an abbreviation in the tables below.
 """
@@ -10,16 +12,26 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final
 
-from rollout.rewards.math_answers.measures import Measure, measure_of
+from rollout.rewards.math_answers.measures import Measure, is_unit_name, measure_of
 from rollout.rewards.math_answers.tokens import Token
 
+POWERS_OF_TEN: Final = {
+    "hundred": 2,
+    "thousand": 3,
+    "lakh": 5,
+    "million": 6,
+    "crore": 7,
+    "billion": 9,
+    "trillion": 12,
+    "quadrillion": 15,
+}
 SCALES: Final = {
     "dozen": Fraction(12),
-    "hundred": Fraction(10**2),
-    "thousand": Fraction(10**3),
-    "million": Fraction(10**6),
-    "billion": Fraction(10**9),
-    "trillion": Fraction(10**12),
+    **{
+        name: Fraction(10**power)
+        for word, power in POWERS_OF_TEN.items()
+        for name in (word, word + "s")
+    },
 }
 
 ABBREVIATIONS_TEXT: Final = (
@@ -41,17 +53,44 @@ NO_UNITS_TEXT: Final = (
     "phi inf "
     "infinity infinite sqrt root roots log ln exp sin cos tan cot sec csc arcsin arccos arctan "
     "sinh cosh "
-    "tanh frac cdot choose factorial half halves third thirds quarter quarters fourth fourths "
-    "fifth "
-    "fifths tenth tenths hundredth hundredths thousandth thousandths dozens base if when for where "
-    "is are either both none undefined unknown i e x y z"
+    "tanh frac cdot choose factorial half halves halved quarter quarters dozens base if when for "
+    "where "
+    "is are either both none undefined unknown i e x y z "
+    "double doubled triple tripled quadrupled twice thrice inverse reciprocal negative raised add "
+    "added subtract subtracted exceeding remainder below under above versus vs through till until "
+    "except mille score gross binary octal hexadecimal bn mn"
 )
-NO_UNITS: Final = frozenset(NO_UNITS_TEXT.split())
+DIGITS_TEXT: Final = "zero one two three four five six seven eight nine ten eleven twelve"
+TEENS_TEXT: Final = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+TENS_TEXT: Final = "twenty thirty forty fifty sixty seventy eighty ninety"
+CARDINALS: Final = (*DIGITS_TEXT.split(), *TEENS_TEXT.split(), *TENS_TEXT.split())
+ORDINALS_TEXT: Final = "first third fifth eighth ninth twelfth"
+"""Ordinals that are not a cardinal and `th`; `second` is a unit of time."""
+ORDINALS: Final = (
+    *ORDINALS_TEXT.split(),
+    *(word.removesuffix("y") + "ieth" for word in TENS_TEXT.split()),
+    *(word + "th" for word in (*CARDINALS, *POWERS_OF_TEN)),
+)
+NUMBERS: Final = tuple(word + s for word in (*CARDINALS, *ORDINALS) for s in ("", "s"))
+NO_UNITS: Final = frozenset((*NO_UNITS_TEXT.split(), *NUMBERS, "sixes"))
 """Words after a number that may change its value."""
+NEUTRAL_TEXT: Final = (
+    "each every total altogether per different distinct possible whole full square cubic sq cu "
+    "percent pct percentage north south east west northeast northwest southeast southwest left "
+    "right up down away apart ahead behind increase decrease gain loss profit clockwise "
+    "counterclockwise anticlockwise"
+)
+NEUTRAL: Final = frozenset(NEUTRAL_TEXT.split())
+"""Words of a unit that change no value."""
+NOUNS_MAX: Final = 1
+"""Maximum words of a unit that are neither neutral nor in a table: `5 apples per day`."""
+MICRO: Final = "\\mu"
 
 WHOLE: Final = re.compile(r"of (?:an|a|the) ", re.IGNORECASE)
 """The words between a fraction and its whole: `3/4 of an hour` is 3/4, `3/4 of 12` is not."""
-TEXT_AT_END: Final = re.compile(r"\\text ?\{([^{}]*)\}((?: ?\^ ?(?:\d|\{-?\d\}))?)$")
+TEXT_AT_END: Final = re.compile(
+    r"(?<=[\w)}\]!]) ?\\text ?\{([^{}]*)\}((?: ?\^ ?(?:\d|\{-?\d\}))?)$"
+)
 
 COMMANDS: Final = frozenset(("\\mu", "\\Omega", "\\AA", "\\ell", "\\cdot", "\\prime"))
 WORD_MIN: Final = 3
@@ -65,9 +104,7 @@ def begins_unit(token: Token) -> bool:
 def is_unit(text: str) -> bool:
     """Return whether a `\\text{…}`, perhaps with a power, is a unit that changes no value."""
     words = _words(text[text.index("{") + 1 : text.index("}")])
-    return words is not None and not any(
-        word.lower() in NO_UNITS or word.lower() in SCALES for word in words
-    )
+    return words is not None and _factor(words) == 1
 
 
 def measure_behind(text: str) -> Measure | None:
@@ -77,9 +114,24 @@ def measure_behind(text: str) -> Measure | None:
 
 
 def written(unit: Sequence[Token]) -> str:
-    """Join the tokens of a unit to a text: `cm^2`, `of an hour`."""
-    spelled = "".join(" " * token.spaced + token.text for token in unit)
+    """Join the tokens of a unit to a text: `cm^2`, `of an hour`, `um` for `\\mu\\text{m}`."""
+    spelled, previous = "", None
+    for token in unit:
+        if previous is not None and previous.text == MICRO:
+            spelled += token.text.strip()
+        else:
+            is_apart = previous is not None and {previous.kind, token.kind} <= {"text", "word"}
+            spelled += " " * (token.spaced or is_apart) + token.text.replace(MICRO, "u")
+        previous = token
     return " ".join(spelled.split())
+
+
+def measure_after(unit: Sequence[Token]) -> Measure | None:
+    """Return the unit of measurement that the tokens after a number are, without its scales."""
+    words = WHOLE.sub("", written(unit)).split()
+    while words and words[0].lower() in SCALES:
+        words = words[1:]
+    return measure_of(" ".join(words))
 
 
 def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
@@ -112,9 +164,23 @@ def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
                 return None
         elif token.text not in "/^{}-.":
             return None
-    if any(word.lower() in NO_UNITS for word in words):
+    return _factor(words)
+
+
+def _factor(words: Sequence[str]) -> Fraction | None:
+    """Return the product of the scales that the words begin with; None if they are not a unit."""
+    names = [word for word in words if word]
+    factor = Fraction(1)
+    while names and names[0].lower() in SCALES:
+        factor *= SCALES[names.pop(0).lower()]
+    if any(name.lower() in SCALES or name.lower() in NO_UNITS for name in names):
         return None
-    return SCALES.get(words[0].lower(), Fraction(1)) if words else Fraction(1)
+    nouns = [name for name in names if name.lower() not in NEUTRAL and not _is_known(name)]
+    return factor if len(nouns) <= NOUNS_MAX else None
+
+
+def _is_known(name: str) -> bool:
+    return name in ABBREVIATIONS or name in LETTERS or is_unit_name(name)
 
 
 def _is_unit_word(word: str, attached: bool) -> bool:

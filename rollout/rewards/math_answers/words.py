@@ -74,7 +74,7 @@ def is_choice(text: str) -> bool:
 def same_time(answer: str, gold: str) -> bool | None:
     """Return whether two times of day are equal; None for other texts, and without a.m. or p.m.
 
-    `5:30` may be a.m. or p.m.; `17:30` is 5:30 p.m.
+    `5:30` may be a.m. or p.m.; `17:30` is 5:30 p.m., and `0:30` is 12:30 a.m.
     """
     matches = CLOCK.fullmatch(answer), CLOCK.fullmatch(gold)
     if not matches[0] or not matches[1] or not (matches[0][3] or matches[1][3]):
@@ -86,4 +86,6 @@ def same_time(answer: str, gold: str) -> bool | None:
 
 def _time(match: re.Match[str]) -> tuple[int, int, str]:
     hour, minute, half = int(match[1]), int(match[2] or "0"), (match[3] or "").lower()
+    if hour == 0 and not half:
+        return 12, minute, "a"
     return (hour - 12, minute, "p") if 12 < hour < 24 and not half else (hour, minute, half)

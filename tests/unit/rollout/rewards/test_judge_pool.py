@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rollout.rewards import judge_process
+from rollout.rewards import judge_pool, judge_process
 from rollout.rewards.judge_pool import JudgePool
 from rollout.rewards.judge_process import (
     ENVIRONMENT,
@@ -157,18 +157,47 @@ async def test_a_killed_child_is_replaced_and_the_question_repeated(pool: JudgeP
     assert judge_of(pool).pid != child
 
 
-async def test_a_question_that_kills_every_child_is_given_up() -> None:
+async def test_a_question_that_kills_every_child_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Dying(Judge):
         def ask(self, answer: str, reference: str, timeout_s: float) -> bool:
             os.kill(self.pid, signal.SIGKILL)
             return super().ask(answer, reference, timeout_s)
 
     pool = JudgePool(timeout_s=30.0, judges_max=1)
-    pool._idle = [Dying(), Dying()]
     try:
-        with pytest.raises(JudgeFailedError, match="2 judges died over one question"):
-            await pool.equal("x+1", "1+x")
+        with monkeypatch.context() as replaced:
+            replaced.setattr(judge_pool, "Judge", Dying)
+            with pytest.raises(JudgeFailedError, match="2 judges died over one question"):
+                await pool.equal("x+1", "1+x")
         assert await pool.equal("x+1", "1+x")  # a failure is not a verdict, so it is not cached
+    finally:
+        pool.close()
+
+
+async def test_a_question_that_ends_a_used_child_is_judged_by_a_new_one() -> None:
+    pool = JudgePool(timeout_s=30.0, judges_max=1)
+    pool._idle = used = [Judge(), Judge()]
+    pids = [judge.pid for judge in used]
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert await pool.equal("x+1", "1+x")
+        assert [judge.pid in pids for judge in pool._idle] == [True, False]
+    finally:
+        pool.close()
+
+
+async def test_a_child_whose_memory_is_full_is_replaced_after_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replace_child(FULL, monkeypatch)
+    pool = JudgePool(timeout_s=30.0, judges_max=1)
+    try:
+        assert await pool.equal("x+1", "1+x")
+        assert pool._idle == []
+        assert await pool.equal("x+2", "2+x")
     finally:
         pool.close()
 
@@ -213,18 +242,27 @@ def test_a_child_without_cpu_use_is_given_up() -> None:
 SLOW = "import time\ntime.sleep(4)\nprint('{\"ready\": true}', flush=True)\ninput()"
 SLEEPING = "import time\ntime.sleep(1000)"
 CRASHING = "raise SystemExit(3)"
+FULL = """print('{"ready": true}', flush=True)
+input()
+print('{"equal": true, "last": true}', flush=True)
+"""
 UNABLE = """print('{"failed": "no sympy"}', flush=True)"""
 
 
 def started(code: str, monkeypatch: pytest.MonkeyPatch, stall_s: float) -> Judge:
     """A judge whose child runs `code`."""
+    replace_child(code, monkeypatch)
+    return Judge(stall_s)
+
+
+def replace_child(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every child run `code`."""
     popen = subprocess.Popen
 
     def replaced(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
         return popen([command[0], "-c", code], **options)
 
     monkeypatch.setattr(judge_process.subprocess, "Popen", replaced)
-    return Judge(stall_s)
 
 
 def test_a_child_with_cpu_use_is_waited_for_without_a_time_limit(

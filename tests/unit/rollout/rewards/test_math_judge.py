@@ -37,6 +37,19 @@ math_judge.main()
 """
 
 
+GREEDY = """
+from rollout.rewards import math_judge
+math_judge.RESIDENT_BYTES_MAX = 256 << 20
+math_judge.equal = lambda answer, *_: len(b"x" * (int(answer) << 20)) > 0
+math_judge.main()
+"""
+"""A judge whose comparisons need as many MiB as the answer says."""
+
+
+def question(answer: str) -> dict[str, object]:
+    return {"answer": answer, "reference": "1", "timeout_s": 60.0}
+
+
 def answers_of(code: str, *questions: object) -> subprocess.CompletedProcess[str]:
     lines = "".join(json.dumps(question) + "\n" for question in questions)
     return subprocess.run(
@@ -76,6 +89,19 @@ def test_an_unreadable_answer_equals_nothing(answer: str) -> None:
         ("\\sqrt{2}", "1.414214", True),
         ("1414.21", "1000\\sqrt{2}", True),
         ("1.6\\times10^{-19}x", "9.1\\times10^{-31}x", False),
+        ("xy<1.6\\times10^{-19}", "xy<9.1\\times10^{-31}", False),
+        ("|x|<1.6\\times10^{-19}", "|x|<9.1\\times10^{-31}", False),
+        ("|x|<2", "|x|<2.0", True),
+        (
+            "2\\begin{pmatrix}1.6\\times10^{-19}\\\\0\\end{pmatrix}",
+            "\\begin{pmatrix}9.1\\times10^{-31}\\\\0\\end{pmatrix}",
+            False,
+        ),
+        (
+            "2\\begin{pmatrix}1\\\\0\\end{pmatrix}",
+            "\\begin{pmatrix}2\\\\0\\end{pmatrix}",
+            True,
+        ),
         ("1.6\\times10^{-19}x", "1.60\\times10^{-19}x", True),
         ("3\\times10^{5}x", "300000x", True),
         ("x", "x+10^{-9}", False),
@@ -121,6 +147,24 @@ def test_each_comparison_has_the_full_time_limit() -> None:
         code, *[{"answer": "1", "reference": "1", "timeout_s": 1.0}] * 20
     )  # about 2 s of CPU in total
     assert child.stdout.count('{"equal": true}') == 20
+
+
+@pytest.mark.parametrize(
+    ("answers", "replies"),
+    [
+        (["1", "2"], [{"equal": True}, {"equal": True}]),
+        (["300", "1"], [{"equal": True, "last": True}]),
+        (["1", "300", "1"], [{"equal": True}]),
+        (["5000", "1"], [{"equal": False, "last": True}]),
+        (["1", "5000", "1"], [{"equal": True}]),
+    ],
+)
+def test_only_a_new_child_answers_a_question_that_fills_its_memory(
+    answers: list[str], replies: list[dict[str, bool]]
+) -> None:
+    child = answers_of(GREEDY, *map(question, answers))
+    assert child.returncode == 0
+    assert [json.loads(line) for line in child.stdout.splitlines()] == [{"ready": True}, *replies]
 
 
 def test_without_math_verify_the_child_reports_it_and_exits() -> None:

@@ -19,9 +19,39 @@ def test_a_unit_is_read_as_a_product_of_powers() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["", "apples", "cm apples", "million dollars", "cm+m", "deg"])
-def test_a_word_outside_the_table_is_no_unit(text: str) -> None:
-    assert measure_of(text) is None
+def test_a_text_without_words_is_no_unit() -> None:
+    assert measure_of("") is None
+    assert measure_of("each") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["apples", "cm apples", "million dollars", "cm+m", "deg", "miles north"]
+)
+def test_a_word_outside_the_table_is_a_kind_of_its_own(text: str) -> None:
+    measure = measure_of(text)
+    assert measure is not None
+    assert not measure.is_known
+    assert ratio(measure, measure_of(text)) == 1
+    assert ratio(measure, measure_of("pears")) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("apples", "Apple"),
+        ("boxes", "box"),
+        ("cities", "city"),
+        ("Meters", "m"),
+        ("Mph", "miles per hour"),
+        ("KG", "kg"),
+        ("degrees Celsius", "deg C"),
+        ("μm", "micrometers"),
+        ("kilojoules", "kJ"),
+        ("square units", "units^2"),
+    ],
+)
+def test_a_unit_has_several_spellings(one: str, other: str) -> None:
+    assert measure_of(one) == measure_of(other)
 
 
 @pytest.mark.parametrize(
@@ -31,9 +61,20 @@ def test_a_word_outside_the_table_is_no_unit(text: str) -> None:
         ("m", "cm^2", 1),
         ("m", "s", 1),
         ("hours", "min", 60),
-        ("km", "apples", 1),
+        ("km", "apples", None),
+        ("Mg", "mg", None),
+        ("rad", "deg", None),
+        ("gallons", "liters", None),
         ("cents", "dollars", Fraction(1, 100)),
+        ("kJ", "J", 1000),
+        ("keV", "eV", 1000),
+        ("MHz", "GHz", Fraction(1, 1000)),
+        ("mW", "MW", Fraction(1, 10**9)),
+        ("kPa", "Pa", 1000),
+        ("bits", "bytes", Fraction(1, 8)),
     ],
 )
-def test_only_units_of_the_same_kind_are_compared(one: str, other: str, worth: Fraction) -> None:
+def test_units_of_the_same_kind_are_compared_and_unknown_words_differ(
+    one: str, other: str, worth: Fraction | None
+) -> None:
     assert ratio(measure_of(one), measure_of(other)) == worth

@@ -58,6 +58,11 @@ def test_the_letter_before_a_choice_is_removed(text: str, letter: str, content: 
         ("5:30", "5:30", None),
         ("17:30", "5:30", None),
         ("5", "5", None),
+        ("12 AM", "0:00", True),
+        ("12:30 a.m.", "00:30", True),
+        ("12:30 a.m.", "12:30", True),
+        ("12 PM", "0:00", False),
+        ("12 AM", "12 PM", False),
     ],
 )
 def test_times_of_day_are_equal_without_a_contradicting_part(

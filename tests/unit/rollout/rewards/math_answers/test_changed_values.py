@@ -1,0 +1,103 @@
+"""Answers with a part that changes their value: false equations, words, units, operators."""
+
+import pytest
+
+from rollout.rewards.math_judge import judge
+
+# fmt: off
+TABLE: dict[str, tuple[list[str], list[str]]] = {
+    # reference: (right answers, wrong answers)
+    # all sides of an equation that can be computed
+    "100": ([], ["5! = 100"]),
+    "120": (["5! = 120"], []),
+    "11": ([], ["\\binom52=11"]),
+    "10": (["\\binom52=10"], []),
+    "2": (["\\frac{4}{\\sqrt4}=2"], ["\\ln 10=2", "√12"]),
+    "3": (
+        ["\\log_2 8=3", "3=\\log_2 8", "|-3|=3", "\\sqrt[3]{27}\\text{ cm}=3\\text{ cm}", "A=\\ell=3", "S=\\pi r=3", "?=3"],
+        ["\\log_2 9=3", "7=\\log_2 8", "\\pi=3", "\\sqrt{10}=3", "x=\\sqrt{10}=3", "√13"],
+    ),
+    "4": ([], ["|{-3}|=4", "2√12"]),
+    "6": ([], ["2\\pi=6", "(1+\\sqrt2)^2=6"]),
+    "7": ([], ["e^2=7"]),
+    "1": ([], ["\\cos\\pi=1", "1 ninth", "1 million five hundred thousand"]),
+    "-1": (["\\cos\\pi=-1"], []),
+    "\\frac12": (["\\sin30^\\circ=\\frac12"], ["\\sin 45^\\circ=\\frac12"]),
+    "12.57": (["V=4\\pi=12.57"], ["V=5\\pi=12.57"]),
+    "12.56": (["V=4\\pi=12.56"], []),
+    "-12.57": (["V=-4\\pi=-12.57"], ["V=4\\pi=-12.57"]),
+    "1.26\\times10^{8}": (["4\\pi\\times10^{7}=1.26\\times10^{8}"], ["4\\pi\\times10^{6}=1.26\\times10^{8}"]),
+    "60": (["\\theta=\\frac{\\pi}{3}=60^\\circ", "\\arccos\\frac12=60^\\circ"], ["\\frac{\\pi}{4}=60^\\circ"]),
+    "70.7": (["\\frac{\\sqrt2}{2}=70.7\\%"], ["\\frac{\\sqrt3}{2}=70.7\\%"]),
+    # roots and fractions without braces
+    "2\\sqrt3": (["√12", "2\\sqrt3\\text{ cm}"], ["√1 2", "2\\sqrt3\\text{ thirds}"]),
+    "\\sqrt{10}": (["√10"], ["√1"]),
+    "\\frac{\\pi}{4}": (["\\frac\\pi4", "\\tan^{-1}1"], ["\\frac4\\pi"]),
+    "\\frac{x}{y}": (["\\frac{x}y", "\\frac xy"], ["\\frac yx"]),
+    # words that change a value
+    "5": (
+        ["5 apples per day", "5 seconds", "5 square units"],
+        [
+            "5 eighths", "5 millionths", "5 hundred thousand", "5 crore", "5 quadrillion", "5 point two", "5 below zero",
+            "5 remainder three", "5 through nine", "5 doubled", "5 cubed", "5 inverse", "5 millions",
+        ],
+    ),
+    "500000": (["5 hundred thousand"], ["5 hundred"]),
+    "5 feet": (["5 ft", "60 inches"], ["5 feet six inches", "5 inches"]),
+    "2 hours": (["120 minutes"], ["2 hours thirty minutes"]),
+    # different words
+    "25\\% \\text{ gain}": (["25\\%", "25"], ["25\\% \\text{ loss}"]),
+    "30^\\circ\\text{ S}": (["30"], ["30^\\circ\\text{ N}"]),
+    "5 miles south": (["5"], ["5 miles north"]),
+    "2 units right": (["2"], ["2 units left"]),
+    "\\text{4 August}": (["4 August"], ["\\text{4 July}"]),
+    "90^\\circ \\text{ clockwise}": (["90"], ["90^\\circ\\text{ counterclockwise}"]),
+    "6 losses": (["6", "6 loss"], ["6 wins"]),
+    "5 cm": (["5 Centimeters", "5 cm^2"], ["5 Meters", "5 KM"]),
+    "5 cents": (["5 Cents"], ["5 Dollars"]),
+    "4\\text{ km/h}": (["4 kph"], ["4 Mph"]),
+    "5\\text{ J}": (["0.005\\text{ kJ}"], ["5\\text{ kJ}"]),
+    "5\\text{ MW}": (["5000\\text{ kW}"], ["5\\text{ mW}"]),
+    "5 kg": ([], ["5 ton"]),
+    "5 liters": ([], ["5 gallons"]),
+    "5\\text{ mm}": (["5000\\,\\mu\\text{m}"], ["5\\,\\mu\\text{m}"]),
+    "5^\\circ": (["5\\text{ degrees}"], ["5\\text{ rad}"]),
+    "5^\\circ\\text{C}": (["5\\text{ degrees Celsius}"], ["5\\text{ K}", "5^\\circ\\text{F}"]),
+    # operators that algebra drops or commutes
+    "A": ([], ["A^T"]),
+    "AB": (["BA"], ["A^TB"]),
+    "B": ([], ["ABA^{-1}"]),
+    "B^{-1}A": (["X=B^{-1}A"], ["AB^{-1}"]),
+    "B\\times A": (["B \\times A"], ["A\\times B"]),
+    "\\vec b\\times\\vec a": ([], ["\\vec a\\times\\vec b"]),
+    "\\angle BCA": (["\\angle BCA"], ["\\angle ABC"]),
+    "\\frac{1}{T}": (["T^{-1}"], []),
+    # matrices
+    "\\begin{pmatrix}9.1\\times10^{-31}\\\\0\\end{pmatrix}": ([], ["\\begin{pmatrix}1.6\\times10^{-19}\\\\0\\end{pmatrix}"]),
+    "\\begin{pmatrix}1/3\\\\1\\end{pmatrix}": (
+        ["\\begin{pmatrix}0.333333\\\\1\\end{pmatrix}"], ["\\begin{pmatrix}0.3333334\\\\1\\end{pmatrix}"],
+    ),
+    "|x|<9.1\\times10^{-31}": ([], ["|x|<1.6\\times10^{-19}"]),
+    # numbers side by side, lists
+    "125": ([], ["$12$$5$"]),
+    "56": ([], ["\\$5\\$6", "5\\hspace{1cm}6"]),
+    "2,3": (["3,2", "\\{2,2,3\\}"], ["2,2,3"]),
+    "3,5,5": (["5,3,5"], ["3,3,5"]),
+    "1,1,1": ([], ["1,1"]),
+    # dates and calculations
+    "2020-05-01": (["2020-05-01"], ["2020-01-05"]),
+    "2/4/2020": ([], ["1/2/2020"]),
+    "556-1235": ([], ["555-1234"]),
+    "2-1": (["1"], ["3-2"]),
+    "24/50": (["12/25", "0.48"], []),
+    "12": ([], ["7--5"]),
+    "28": ([], ["20--8"]),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("gold", TABLE)
+def test_an_answer_with_a_changed_value_is_refused_and_the_true_one_accepted(gold: str) -> None:
+    right, wrong = TABLE[gold]
+    assert [answer for answer in right if not judge(answer, gold)] == []
+    assert [answer for answer in wrong if judge(answer, gold)] == []
