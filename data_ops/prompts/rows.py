@@ -102,11 +102,11 @@ def _parse(line: bytes) -> Json:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Json:
-    columns = dict(pairs)
-    if len(columns) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in columns if names.count(name) > 1)
-        raise BrokenRowError(f"column {twice[:COLUMNS_SHOWN]!r} is written twice; keep one")
+    columns: Json = {}
+    for name, value in pairs:
+        if name in columns:
+            raise BrokenRowError(f"column {name[:COLUMNS_SHOWN]!r} is written twice; keep one")
+        columns[name] = value
     return columns
 
 
