@@ -815,6 +815,21 @@ def test_unknown_engines_and_rewards_are_reported_with_lists_of_names() -> None:
         assert f"is not known; use one of {known}, or an import path" in message
 
 
+@pytest.mark.parametrize("device", ["warp9", "", "meta", "cuda:", "/dev/nvidia0"])
+def test_a_text_that_is_no_device_of_torch_is_reported(device: str) -> None:
+    text = error_of(
+        RECIPE, **{"rollout.engine.device": device, "policies.solver.train.device": device}
+    )
+    for key in ("rollout.engine.device", "policies.solver.train.device"):
+        assert f"--set {key}: {device!r} is not the name of a device; use cpu, cuda" in text
+    elsewhere = {
+        "policies.solver.train.engine": "elsewhere:Fast",
+        "policies.solver.train.device": device,
+        "rollout.engine.device": "cuda:1",
+    }
+    assert load(RECIPE, elsewhere).policies["solver"].train.device == device
+
+
 def test_an_engine_installed_only_on_the_workers_is_not_imported_locally() -> None:
     config = load(
         RECIPE,
