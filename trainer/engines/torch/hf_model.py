@@ -222,7 +222,8 @@ def _switch_off_dropout(config: Any) -> None:
 def _check_head(model: Any, vocab_size: int) -> None:
     """Raise ConfigError for a model that scales or caps its logits after the output head.
 
-    Cut into body and head, such a model would silently compute other logits.
+    Cut into body and head, such a model would silently compute other logits. Called with the given
+    weights: random ones may be so small that a scale or a cap makes no difference.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -231,7 +232,9 @@ def _check_head(model: Any, vocab_size: int) -> None:
         logits_BTV = model(input_ids=probe_BT, use_cache=False).logits
         hidden_BTH = model.base_model(input_ids=probe_BT, use_cache=False).last_hidden_state
         head_BTV = model.get_output_embeddings()(hidden_BTH)
-    if not torch.allclose(logits_BTV, head_BTV, atol=HEAD_TOLERANCE, rtol=HEAD_TOLERANCE):
+    if not torch.allclose(
+        logits_BTV, head_BTV, atol=HEAD_TOLERANCE, rtol=HEAD_TOLERANCE, equal_nan=True
+    ):
         raise ConfigError(
             f"models of type {model.config.model_type} change their logits after the output head, "
             "which train.engine: torch does not follow; choose another model, or another engine "

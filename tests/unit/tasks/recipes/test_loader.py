@@ -830,6 +830,18 @@ def test_a_text_that_is_no_device_of_torch_is_reported(device: str) -> None:
     assert load(RECIPE, elsewhere).policies["solver"].train.device == device
 
 
+def test_a_split_that_the_built_in_source_does_not_have_is_reported() -> None:
+    assert error_of(RECIPE, **{"data.prompts.split": "valid"}) == (
+        "--set data.prompts.split: must be one of 'train' or 'test', not 'valid'"
+    )
+
+
+def test_a_tiny_model_of_an_impossible_shape_is_reported() -> None:
+    assert error_of(RECIPE, **{"policies.solver.model.tiny.heads": 5}).endswith(
+        "policies.solver.model.tiny: hidden 64 is not divisible by heads 5; change either"
+    )
+
+
 def test_an_engine_installed_only_on_the_workers_is_not_imported_locally() -> None:
     config = load(
         RECIPE,
