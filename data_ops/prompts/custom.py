@@ -1,7 +1,9 @@
 """Prompts from outside of AstraFlow, by import path (`docs/extending/sources.md`)."""
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from numbers import Integral
+from typing import Any, Final, Protocol
 
 from data_ops.prompts.source import PromptSettings
 from data_ops.prompts.stream import PromptStream
@@ -53,18 +55,20 @@ class CustomPrompts(PromptSettings):
             raise ConfigError(
                 f"prompts.custom: size() of {self.custom} failed: {described(error)}"
             ) from error
-        if size is not None and (type(size) is not int or size < 1):
+        if size is None:
+            return None
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
             raise ConfigError(
                 f"prompts.custom: size() of {self.custom} returned {size!r}; it must return the "
                 "number of prompts, at least 1, or None for an endless source"
             )
-        return cast(int | None, size)
+        return int(size)
 
     def _prompt(self, source: IndexedPrompts, index: int) -> Prompt:
         prompt: Any = source.prompt(index)
         if not isinstance(prompt, Prompt):
             fault = f"a {type(prompt).__name__}"
-        elif not isinstance(prompt.id, str) or not isinstance(prompt.fields, dict):
+        elif not isinstance(prompt.id, str) or not isinstance(prompt.fields, Mapping):
             fault = (
                 f"a Prompt with a {type(prompt.id).__name__} as id and a "
                 f"{type(prompt.fields).__name__} as fields"

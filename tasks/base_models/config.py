@@ -166,7 +166,7 @@ class CustomModel(Frozen):
 
 def _model_files_fault(loaded: Any) -> str:
     """Return what is wrong with the result of `ModelSource.load`; empty for nothing."""
-    if not isinstance(loaded, tuple) or len(loaded) != 2:
+    if not isinstance(loaded, tuple | list) or len(loaded) != 2:
         return f"a {type(loaded).__name__}"
     for part, kind, noun in zip(loaded, (HostTensor, bytes), ("tensor", "file"), strict=True):
         if not isinstance(part, Mapping):

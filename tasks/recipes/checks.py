@@ -66,6 +66,13 @@ def _names(config: RunConfig) -> Iterator[Problem]:
                 f"a name is at most {NAME_MAX} letters, digits, - and _ only, since it becomes "
                 "part of file names",
             )
+    if config.evaluation is not None:
+        dataset = config.evaluation.dataset
+        if not dataset.strip() or not dataset.isprintable():
+            yield Problem(
+                ("evaluation", "dataset"),
+                f"{dataset!r} cannot be shown as the name of a set; use printable characters",
+            )
     if not _RUN_NAME.fullmatch(config.name):
         yield Problem(
             ("name",),

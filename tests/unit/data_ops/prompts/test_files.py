@@ -80,6 +80,15 @@ def test_bytes_that_are_not_text_are_a_broken_line(tmp_path: Path) -> None:
         read_jsonl(FilePrompts(path=str(tmp_path / "bytes.jsonl")))
 
 
+def test_lines_in_utf_16_get_the_advice_to_save_them_as_utf_8(tmp_path: Path) -> None:
+    line = '{"question": "1+1", "answer": "2"}\n'
+    (tmp_path / "a.jsonl").write_bytes((line * 2).encode("utf-16"))
+    with pytest.raises(
+        ConfigError, match=r"line 3: not JSON \(.*; it has NUL .*: save it as UTF-8"
+    ):
+        read_jsonl(FilePrompts(path=str(tmp_path / "a.jsonl")))
+
+
 def test_a_missing_mark_before_the_answer_is_named(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}')
     with pytest.raises(
