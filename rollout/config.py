@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from storage.config_model import (
+    Attempts,
+    Context,
     Count,
     CountOrNone,
     Frozen,
@@ -62,7 +62,7 @@ class EngineConfig(Frozen):
     """Compute threads of one engine on a CPU."""
     max_concurrent: Count = 64
     """Sequences decoded together."""
-    max_tokens: int = Field(default=512, ge=2, le=100_000_000)
+    max_tokens: Context = 512
     """Longest context (prompt and answer) of a sequence; determines the size of the KV cache."""
 
 
@@ -93,7 +93,7 @@ class RolloutConfig(Frozen):
     """Orders that a worker runs concurrently; two keep its engine busy while one ends."""
     lease_ttl_s: Seconds = 20.0
     """Time to live of a lease; without a renewal the order is then open to other workers."""
-    lease_attempts_max: int = Field(default=5, ge=1, le=9_999)
+    lease_attempts_max: Attempts = 5
     """Number of lost leases after which an order gets failed episodes instead of another retry."""
     drain_s: SecondsOrNone = 15.0
     """On SIGTERM: time to finish leased orders before they are given back."""

@@ -71,10 +71,14 @@ Count: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_000_000)]
 """A number of things; at least one."""
 CountOrNone: TypeAlias = Annotated[int, _Number, Field(ge=0, le=1_000_000)]
 """A number of things; 0 for none."""
+Attempts: TypeAlias = Annotated[int, _Number, Field(ge=1, le=9_999)]
+"""Attempts at one thing; their number has four digits in the names of objects."""
 Rows: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_000_000_000)]
 """Rows of a data set."""
 Tokens: TypeAlias = Annotated[int, _Number, Field(ge=1, le=100_000_000)]
 """Tokens of a context, a completion or a batch."""
+Context: TypeAlias = Annotated[int, _Number, Field(ge=2, le=100_000_000)]
+"""Tokens of a prompt and its completion: at least one of each."""
 TokensOrNone: TypeAlias = Annotated[int, _Number, Field(ge=0, le=100_000_000)]
 Width: TypeAlias = Annotated[int, _Number, Field(ge=2, le=65_536)]
 """A dimension of a model's tensors."""
@@ -89,6 +93,8 @@ Seconds: TypeAlias = Annotated[float, _Number, Field(gt=0, le=2_592_000)]
 SecondsOrNone: TypeAlias = Annotated[float, _Number, Field(ge=0, le=2_592_000)]
 Positive: TypeAlias = Annotated[float, _Number, Field(gt=0, le=1e12)]
 """A factor or a limit."""
+RatioLimit: TypeAlias = Annotated[float, _Number, Field(gt=1, le=1e6)]
+"""A limit of the ratio of two probabilities, above the 1 of equal ones."""
 NotNegative: TypeAlias = Annotated[float, _Number, Field(ge=0, le=1e12)]
 Temperature: TypeAlias = Annotated[
     float, _Number, Field(ge=0, le=TEMPERATURE_MAX), AfterValidator(_check_temperature)

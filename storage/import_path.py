@@ -85,6 +85,16 @@ def constructor_fault(cls: Any, kind: PluginKind, arguments: Mapping[str, Any]) 
     return ""
 
 
+def described(error: Exception) -> str:
+    """Return an exception of foreign code as a clause of a message.
+
+    ValueError and TypeError are written as their text alone, others with their class.
+    """
+    text = str(error).strip()
+    is_plain = isinstance(error, TypeError | ValueError) and text
+    return text if is_plain else f"{type(error).__name__}: {text}"
+
+
 def check_name(name: str, builtins: Mapping[str, Any]) -> None:
     """Raise ConfigError for a name that is neither built in nor an allowed import path.
 

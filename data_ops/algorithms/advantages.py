@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from storage.config_model import AnySign, Frozen, OnlyWith, Positive, TokensOrNone
+from storage.config_model import AnySign, Frozen, NotNegative, OnlyWith, Positive, TokensOrNone
 
 STD_EPS = 1e-5
 """Added to the standard deviation, so that advantages of nearly equal rewards stay small."""
@@ -45,8 +45,8 @@ class AdvantageConfig(Frozen):
     """
     overlong_max_tokens: Annotated[TokensOrNone, OnlyWith("overlong_tokens")] = 0
     """Tokens of an answer from which on the whole penalty counts."""
-    overlong_factor: Annotated[AnySign, OnlyWith("overlong_tokens")] = 1.0
-    """The whole penalty."""
+    overlong_factor: Annotated[NotNegative, OnlyWith("overlong_tokens")] = 1.0
+    """The whole penalty: no answer loses more, however long it is."""
 
     @model_validator(mode="after")
     def _window_within_the_limit(self) -> "AdvantageConfig":
@@ -64,8 +64,9 @@ def group_advantages(
 ) -> Float64:
     """Return the advantages [G] of `rewards` [G] for sequences of `lengths` [G] generated tokens.
 
-    1. DAPO's soft overlong penalty (arXiv 2503.14476): r += min(−(len − (L_max − T)) / T · f, 0),
-       where T > 0.
+    1. DAPO's soft overlong penalty (arXiv 2503.14476): r −= clip((len − (L_max − T)) /
+       T, 0, 1) · f, where T > 0. A sequence of several turns may be longer than L_max; the public
+       AstraFlow implementation has no lower bound of the penalty there.
     2. r = clip((r + bias) · scale, ± clip).
     3. `mean` (GRPO, arXiv 2402.03300): r − mean(r). `leave_one_out` (RLOO, arXiv 2402.14740): r_i −
        mean of the others.
@@ -115,6 +116,7 @@ def shape_rewards(rewards: Float64, lengths: NDArray[np.int64], config: Advantag
     """
     if config.overlong_tokens:
         over = np.asarray(lengths) - (config.overlong_max_tokens - config.overlong_tokens)
-        rewards = rewards + np.minimum(-over / config.overlong_tokens * config.overlong_factor, 0.0)
+        share = np.clip(over / config.overlong_tokens, 0.0, 1.0)
+        rewards = rewards - share * config.overlong_factor
     scaled = (rewards + config.reward_bias) * config.reward_scale
     return np.asarray(np.clip(scaled, -config.reward_clip, config.reward_clip), dtype=np.float64)

@@ -12,7 +12,7 @@ class BuiltinPrompts(PromptSettings):
 
     builtin: Literal["chained_addition"]
     """Which generator."""
-    split: str = "train"
+    split: Literal["train", "test"] = "train"
     """`train` or `test`; the two never share a problem."""
 
     def stream(self) -> PromptStream:

@@ -1,11 +1,14 @@
 """Prompts from outside of AstraFlow, by import path (`docs/extending/sources.md`)."""
 
+from collections.abc import Mapping
+from functools import partial
+from numbers import Integral
 from typing import Any, Final, Protocol
 
 from data_ops.prompts.source import PromptSettings
 from data_ops.prompts.stream import PromptStream
 from storage.errors import ConfigError
-from storage.import_path import PluginKind, constructor_fault, resolve
+from storage.import_path import PluginKind, constructor_fault, described, resolve
 from storage.records.rollouts import Prompt
 
 
@@ -38,12 +41,44 @@ class CustomPrompts(PromptSettings):
             source: IndexedPrompts = self.find()(**self.args)
         except ConfigError as error:
             raise ConfigError(f"prompts.custom: {error}") from error
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # foreign code may raise anything
             raise ConfigError(
-                f"prompts.args: {self.custom} refuses {self.args}: {error}"
+                f"prompts.args: {self.custom} refuses {self.args}: {described(error)}"
             ) from error
-        sizes = [size for size in (self.limit, source.size()) if size is not None]
-        return PromptStream(source.prompt, min(sizes, default=None), self.seed)
+        sizes = [size for size in (self.limit, self._size(source)) if size is not None]
+        return PromptStream(partial(self._prompt, source), min(sizes, default=None), self.seed)
+
+    def _size(self, source: IndexedPrompts) -> int | None:
+        try:
+            size: Any = source.size()
+        except Exception as error:  # foreign code may raise anything
+            raise ConfigError(
+                f"prompts.custom: size() of {self.custom} failed: {described(error)}"
+            ) from error
+        if size is None:
+            return None
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+            raise ConfigError(
+                f"prompts.custom: size() of {self.custom} returned {size!r}; it must return the "
+                "number of prompts, at least 1, or None for an endless source"
+            )
+        return int(size)
+
+    def _prompt(self, source: IndexedPrompts, index: int) -> Prompt:
+        prompt: Any = source.prompt(index)
+        if not isinstance(prompt, Prompt):
+            fault = f"a {type(prompt).__name__}"
+        elif not isinstance(prompt.id, str) or not isinstance(prompt.fields, Mapping):
+            fault = (
+                f"a Prompt with a {type(prompt.id).__name__} as id and a "
+                f"{type(prompt.fields).__name__} as fields"
+            )
+        else:
+            return prompt
+        raise ConfigError(
+            f"prompts.custom: prompt({index}) of {self.custom} returned {fault}; it must return a "
+            "Prompt, with text as id and a dict as fields"
+        )
 
     def find(self) -> Any:
         """Import the class and check it without making an object.

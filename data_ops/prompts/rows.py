@@ -93,7 +93,8 @@ def _parse(line: bytes) -> Json:
     try:
         columns = json.loads(line, parse_int=_whole, object_pairs_hook=_object)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BrokenRowError(f"not JSON ({error})") from error
+        encoding = "; it has NUL bytes, as UTF-16 has: save it as UTF-8" if b"\0" in line else ""
+        raise BrokenRowError(f"not JSON ({error}{encoding})") from error
     except RecursionError:
         raise BrokenRowError(f"nested deeper than {json_values.DEPTH_MAX} levels") from None
     if not isinstance(columns, dict):
@@ -102,11 +103,11 @@ def _parse(line: bytes) -> Json:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Json:
-    columns = dict(pairs)
-    if len(columns) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in columns if names.count(name) > 1)
-        raise BrokenRowError(f"column {twice[:COLUMNS_SHOWN]!r} is written twice; keep one")
+    columns: Json = {}
+    for name, value in pairs:
+        if name in columns:
+            raise BrokenRowError(f"column {name[:COLUMNS_SHOWN]!r} is written twice; keep one")
+        columns[name] = value
     return columns
 
 

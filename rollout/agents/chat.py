@@ -91,19 +91,18 @@ class Chat:
         )
 
     def _render(self, messages: Sequence[Message], *, answer_next: bool) -> str:
-        from jinja2.exceptions import TemplateError
-
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=answer_next,
             )
-        except (TemplateError, ValueError) as error:
+        except Exception as error:  # a template is a program, which may fail in any way
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(
-                f"the chat template refuses a conversation of {roles}: {error}; give the base "
-                "model a chat_template.jinja with these roles, or use a workflow without them"
+                f"the chat template refuses a conversation of {roles}: {type(error).__name__}: "
+                f"{error}; give the base model a chat_template.jinja with these roles, or use a "
+                "workflow without them"
             ) from error
         return text
 

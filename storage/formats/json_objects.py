@@ -48,9 +48,14 @@ R = TypeVar("R")
 def dump(value: Any) -> bytes:
     """Encode records, mappings, lists and NumPy scalars as compact JSON.
 
-    Raises ValueError for other types, ConfigError for integers that are too large to be read.
+    Raises ValueError for other types, ConfigError for integers that are too large to be read, and
+    for more values than are read.
     """
     text = to_json(value, inf_nan_mode="strings", fallback=_to_plain)
+    try:
+        _check_num_values(text, "the value to store")
+    except CorruptError as error:
+        raise ConfigError(f"{error}; store fewer of them in one object") from error
     try:
         _check_integers(text, "the value to store")
     except CorruptError as error:

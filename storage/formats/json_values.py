@@ -13,6 +13,10 @@ DEPTH_MAX = 32
 """Levels of lists and objects in a value. Far below the limit of any JSON reader, because the value
 is nested in other objects.
 """
+VALUES_MAX = 500_000
+"""Values within a value. An order of four such prompts (the default) is within its own limit
+(`json_objects.VALUES_MAX`).
+"""
 DIGITS_MAX = 39
 """Decimal digits of an integer of INTEGER_BITS."""
 _PLAIN = (str, int, float, list, tuple, dict, type(None))
@@ -25,10 +29,14 @@ def fault(value: Any) -> tuple[str, str] | None:
     Example: `fault({"meta": {"score": nan}})` → `("meta.score", "is nan, …")`.
     """
     pending: list[tuple[Any, tuple[str, ...]]] = [(value, ())]
+    num_values = 0
     while pending:
         part, path = pending.pop()
         if reason := _fault_of(part, len(path)):
             return ".".join(path), reason
+        num_values += len(part) if isinstance(part, dict | list | tuple) else 0
+        if num_values > VALUES_MAX:
+            return ".".join(path), f"exceeds the limit of {VALUES_MAX:,} values"
         if isinstance(part, dict):
             pending += [(item, (*path, key)) for key, item in reversed(part.items())]
         elif isinstance(part, list | tuple):

@@ -41,11 +41,29 @@ NUMBER_DIGITS_MAX = 19
 MESSAGE_CHARACTERS_MAX = 200
 """Characters of a header, which may be of any length, that an error quotes."""
 _LENGTH_BYTES = 8
+_EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
+"""The bits of the exponent, all of which are set in infinities and NaNs only."""
+_FINITE_BLOCK = 2**20
+"""Elements that are compared at once."""
 
 
 def num_bytes(info: TensorInfo) -> int:
     """Return the size of a whole tensor."""
     return math.prod(info.shape) * np.dtype(BITS[info.dtype]).itemsize
+
+
+def is_finite(tensor: HostTensor) -> bool:
+    """Return whether a tensor has no NaN and no infinity; True for dtypes without them, and F8."""
+    values = tensor.bits.reshape(-1)
+    mask = _EXPONENTS.get(tensor.dtype)
+    if mask is None and tensor.dtype != "F64":
+        return True
+    for start in range(0, values.size, _FINITE_BLOCK):
+        block = values[start : start + _FINITE_BLOCK]
+        finite = np.isfinite(block) if mask is None else (block & block.dtype.type(mask)) != mask
+        if not finite.all():
+            return False
+    return True
 
 
 class Digest:

@@ -18,7 +18,8 @@ def create(run: ObjectStore, order: Order) -> None:
 
     Raises:
         ConflictError: an order of this number exists.
-        ConfigError: it has more than EPISODES_MAX episodes, or a prompt that JSON cannot represent.
+        ConfigError: it has more than EPISODES_MAX episodes, a prompt that JSON cannot represent,
+            or more values than `read` accepts.
     """
     if _num_episodes(order) > EPISODES_MAX:
         raise ConfigError(
@@ -33,7 +34,30 @@ def create(run: ObjectStore, order: Order) -> None:
                 f"{path!r} {reason}; "
                 "correct or remove it in data.prompts, and start the run under another id"
             )
-    run.create(layout.order(order.number), seal(order))
+    key = layout.order(order.number)
+    run.create(key, _readable_body(order, key))
+
+
+def _readable_body(order: Order, key: str) -> bytes:
+    """Return the bytes of the order; ConfigError for an order that `read` would reject.
+
+    Nothing replaces a created order, so workers would skip an unreadable one for ever.
+    """
+    try:
+        body = seal(order)
+    except ConfigError as error:
+        raise ConfigError(
+            f"order {order.number} cannot be stored: {error}: make data.prompts_per_order smaller, "
+            "or remove large columns from data.prompts, and start the run under another id"
+        ) from error
+    try:
+        unseal(Order, body, key)
+    except CorruptError as error:
+        raise ConfigError(
+            f"order {order.number} could not be read back: {error}; correct the source of "
+            "data.prompts, and start the run under another id"
+        ) from error
+    return body
 
 
 def read(run: ObjectStore, number: int) -> Order:

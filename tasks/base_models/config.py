@@ -5,20 +5,24 @@ Importing this module does not import torch.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Protocol, TypeAlias, cast
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Tag, model_validator
 
 from storage.config_model import Count, CountOrNone, Frozen, Layers, Seed, Width
 from storage.config_union import ByKey, variants
-from storage.errors import ConfigError
-from storage.import_path import PluginKind, constructor_fault, resolve
+from storage.coordination.lifetime import StoppedError
+from storage.errors import AstraFlowError, ConfigError
+from storage.import_path import PluginKind, constructor_fault, described, resolve
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from tasks.base_models.folders import Progress, read_model_folder, snapshot
 
 ModelFiles: TypeAlias = tuple[Mapping[str, HostTensor], Mapping[str, bytes]]
 """Tensors and other files of a model, by name."""
+
+PARAMETERS_MAX = 2**27
+"""Parameters in the layers of a tiny model: its training needs 16 bytes of memory for each."""
 
 
 class TinyBase(Frozen):
@@ -36,6 +40,32 @@ class TinyBase(Frozen):
     """Supervised iterations that add bad habits, so that reinforcement learning can improve it."""
     batch_size: Count = 64
     seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _possible_shape(self) -> "TinyBase":
+        if self.hidden % self.heads:
+            raise ValueError(
+                f"hidden {self.hidden} is not divisible by heads {self.heads}; change either"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}: each key and "
+                "value head serves the same number of heads; change either"
+            )
+        if self.head_dim % 2:
+            raise ValueError(
+                f"head_dim {self.head_dim} is odd, but positions rotate pairs of its elements; use "
+                f"{self.head_dim + 1}"
+            )
+        attention = 2 * (self.heads + self.kv_heads) * self.head_dim
+        num_parameters = self.layers * self.hidden * (attention + 3 * self.intermediate)
+        if num_parameters > PARAMETERS_MAX:
+            raise ValueError(
+                f"its layers have {num_parameters:,} parameters, and at most {PARAMETERS_MAX:,} "
+                "are trained from scratch; make layers, hidden or intermediate smaller, or name a "
+                "trained model with path or hub"
+            )
+        return self
 
 
 class TinyModel(Frozen):
@@ -102,9 +132,24 @@ class CustomModel(Frozen):
             source: ModelSource = self.find()(**self.args)
         except ConfigError as error:
             raise ConfigError(f"model.custom: {error}") from error
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"model.args: {self.custom} refuses {self.args}: {error}") from error
-        return source.load(progress)
+        except Exception as error:  # foreign code may raise anything
+            raise ConfigError(
+                f"model.args: {self.custom} refuses {self.args}: {described(error)}"
+            ) from error
+        try:
+            loaded: Any = source.load(progress)
+        except (AstraFlowError, StoppedError):
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"model.custom: load() of {self.custom} failed: {described(error)}"
+            ) from error
+        if fault := _model_files_fault(loaded):
+            raise ConfigError(
+                f"model.custom: load() of {self.custom} returned {fault}; it must return "
+                "(tensors, files): HostTensor by name, at least one, and bytes by name"
+            )
+        return cast(ModelFiles, loaded)
 
     def find(self) -> Any:
         """Import the class and check it without building it.
@@ -117,6 +162,19 @@ class CustomModel(Frozen):
                 f"{self.custom} does not take args {self.args} ({reason}); correct them"
             )
         return source_class
+
+
+def _model_files_fault(loaded: Any) -> str:
+    """Return what is wrong with the result of `ModelSource.load`; empty for nothing."""
+    if not isinstance(loaded, tuple | list) or len(loaded) != 2:
+        return f"a {type(loaded).__name__}"
+    for part, kind, noun in zip(loaded, (HostTensor, bytes), ("tensor", "file"), strict=True):
+        if not isinstance(part, Mapping):
+            return f"a {type(part).__name__} of {noun}s"
+        for name, value in part.items():
+            if not isinstance(name, str) or not isinstance(value, kind):
+                return f"a {type(value).__name__} as the {noun} {name!r}"
+    return "" if loaded[0] else "no tensor"
 
 
 ModelConfig: TypeAlias = Annotated[

@@ -49,7 +49,13 @@ def read_model_folder(
     names = _tensor_files(folder)
     for number, name in enumerate(names):
         progress(f"reading {name}", number / len(names))
-        tensors.update(_read_tensors(folder / name))
+        read = _read_tensors(folder / name)
+        if twice := sorted(tensors.keys() & read.keys()):
+            raise ConfigError(
+                f"model.path: {folder / name} holds the tensor {quoted(twice[0])}, which another "
+                "file of the folder holds, too; fetch the model again"
+            )
+        tensors |= read
     progress(f"read {folder.name}", 1.0)
     return tensors, files
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from storage.errors import ConfigError, ConflictError, CorruptError
 from storage.formats.model_config import MODEL_CONFIG, check_sizes
-from storage.formats.safetensors import weights_digest
+from storage.formats.safetensors import is_finite, weights_digest
+from storage.plain_names import quoted
 from storage.records.weights import HostTensor
 from storage.run.base_models import has_model, load_model, save_model
 from storage.store.object_store import ObjectStore
@@ -37,10 +38,17 @@ class BaseModel:
 def ensure_base_model(store: ObjectStore, model: ModelConfig, progress: Progress) -> BaseModel:
     """Load the base model of a policy; a tiny one is built at most once per store.
 
-    Raises ConfigError when a folder or a hub model cannot be read, or the sizes in `config.json` do
-    not fit the tensors.
+    Raises ConfigError when a folder or a hub model cannot be read, a tensor has values that are not
+    finite, or the sizes in `config.json` do not fit the tensors.
     """
     tensors, files = model.files(store, progress)
+    for name, tensor in tensors.items():
+        if not is_finite(tensor):
+            raise ConfigError(
+                f"model: the tensor {quoted(name)} has values that are not finite: NaN, infinity, "
+                f"or beyond the largest number of {tensor.dtype}; no training starts from it, use "
+                "another model"
+            )
     if MODEL_CONFIG in files:
         shapes = (tensor.shape for tensor in tensors.values())
         try:

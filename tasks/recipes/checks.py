@@ -30,6 +30,7 @@ from trainer.losses.custom import CustomLoss
 
 NAME_MAX = 60
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_DEVICE = re.compile(r"(?!meta)[a-z]+(:\d{1,4})?")
 PROMPT_SUFFIXES = (".jsonl", ".parquet")
 BEATS_PER_LEASE_MIN = 2
 """Heartbeats per lease: a worker that misses one must not lose its leases."""
@@ -64,6 +65,13 @@ def _names(config: RunConfig) -> Iterator[Problem]:
                 path,
                 f"a name is at most {NAME_MAX} letters, digits, - and _ only, since it becomes "
                 "part of file names",
+            )
+    if config.evaluation is not None:
+        dataset = config.evaluation.dataset
+        if not dataset.strip() or not dataset.isprintable():
+            yield Problem(
+                ("evaluation", "dataset"),
+                f"{dataset!r} cannot be shown as the name of a set; use printable characters",
             )
     if not _RUN_NAME.fullmatch(config.name):
         yield Problem(
@@ -133,18 +141,31 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
     from rollout.engines import engine as rollout_engine
     from trainer.engines import engine as train_engine
 
-    named: list[tuple[KeyPath, str, Mapping[str, Any]]] = [
-        (("rollout", "engine", "name"), config.rollout.engine.name, rollout_engine.ENGINES)
+    engine = config.rollout.engine
+    named: list[tuple[KeyPath, str, Mapping[str, Any], str]] = [
+        (("rollout", "engine", "name"), engine.name, rollout_engine.ENGINES, engine.device)
     ]
     for name, policy in config.policies.items():
+        train = policy.train
         named.append(
-            (("policies", name, "train", "engine"), policy.train.engine, train_engine.ENGINES)
+            (
+                ("policies", name, "train", "engine"),
+                train.engine,
+                train_engine.ENGINES,
+                train.device,
+            )
         )
-    for path, engine, table in named:
+    for path, engine_name, table, device in named:
         try:
-            import_path.check_name(engine, table)
+            import_path.check_name(engine_name, table)
         except ConfigError as error:
             yield Problem(path, str(error))
+        if engine_name == "torch" and not _DEVICE.fullmatch(device):
+            yield Problem(
+                (*path[:-1], "device"),
+                f"{device!r} is not the name of a device; use cpu, cuda, or a number with it as in "
+                "cuda:1",
+            )
 
 
 def _losses(config: RunConfig) -> Iterator[Problem]:

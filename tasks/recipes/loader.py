@@ -37,6 +37,7 @@ MESSAGES = {
     "dict_type": "must be a section of `key: value` lines",
     "model_type": "must be a section of `key: value` lines",
     "list_type": "must be a list",
+    "tuple_type": "must be a list",
 }
 """pydantic's type of error → message; other types keep pydantic's message."""
 
@@ -121,7 +122,7 @@ def _config_error(source: Source, mistakes: Sequence[Problem]) -> ConfigError:
 def _where(source: Source, path: KeyPath) -> str:
     """Place and key of a mistake; the key alone once if the place is its own `--set`."""
     place, key = str(source.place(path)), ".".join(path) or "recipe"
-    return brief(place) if place == f"--set {key}" else f"{brief(place)}: {brief(key)}"
+    return brief(place) if place in (f"--set {key}", key) else f"{brief(place)}: {brief(key)}"
 
 
 def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
@@ -148,13 +149,22 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
         return Problem(path, f"must be one of {error['ctx']['expected']}, not {error['input']!r}")
     if kind == "missing":
         return Problem(path, MESSAGES[kind] + _neighbour(data, path[:-1]))
-    message = MESSAGES.get(kind) or _lower(
-        str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    )
-    if not message.startswith("must"):
-        message = f"must be {message}"
+    if kind == "list_type" and isinstance(error["input"], Mapping) and "0" in error["input"]:
+        return Problem(
+            path, f"is a list, which is replaced as a whole; write {'.'.join(path)}=[…, …]"
+        )
+    message = MESSAGES.get(kind) or _pydantic_message(str(error["msg"]))
     hint = _or_null(data, path) if kind == "greater_than" else ""
     return Problem(path, f"{message}, not {_brief(error['input'])}{hint}")
+
+
+def _pydantic_message(text: str) -> str:
+    """Return pydantic's message as a clause that begins with "must"."""
+    _, has, limit = text.partition(" should have ")
+    if has:
+        return f"must have {limit.partition(' after validation')[0]}"
+    message = _lower(text.removeprefix("Input should be ").removeprefix("Value error, "))
+    return message if message.startswith("must") else f"must be {message}"
 
 
 def _no_variant(data: Mapping[str, Any], path: KeyPath, value: Any) -> Problem:
@@ -165,7 +175,8 @@ def _no_variant(data: Mapping[str, Any], path: KeyPath, value: Any) -> Problem:
         name = value if isinstance(value, str) else value.get("name")
         names = ", ".join(tag for tag in choice.variants if tag != "custom")
         by_path = ", or an import path like package.module:Name" * ("custom" in choice.variants)
-        return Problem(path, f"{_brief(name)} is not known; use one of {names}{by_path}")
+        fault = "name is missing" if name is None else f"{_brief(name)} is not known"
+        return Problem(path, f"{fault}; use one of {names}{by_path}")
     if not isinstance(value, Mapping):
         return Problem(path, f"{MESSAGES['dict_type']}, not {_brief(value)}")
     if isinstance(choice.selector, ByKey):

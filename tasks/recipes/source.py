@@ -170,7 +170,13 @@ def override(source: Source, overrides: Mapping[str, Any]) -> None:
             )
         parts = SHORTCUTS.get(parts[0], parts[:1]) + parts[1:]
         place = SourceLine(f"--set {dotted}")
-        for path in _expand(source.data, parts, ()):
+        paths = list(_expand(source.data, parts, ()))
+        if not paths:
+            raise ConfigError(
+                f"--set {brief(dotted)}: no section has keys that * can stand for; write the key "
+                "without *"
+            )
+        for path in paths:
             nested: Any = value
             for part in reversed(path):
                 nested = {part: nested}
@@ -278,8 +284,8 @@ def _expand(data: Any, parts: KeyPath, path: KeyPath) -> Iterator[KeyPath]:
     if not parts:
         yield path
         return
-    keys = list(data) if parts[0] == "*" and isinstance(data, dict) else [parts[0]]
-    for key in keys:
+    keys = data if isinstance(data, dict) else ()
+    for key in list(keys) if parts[0] == "*" else [parts[0]]:
         yield from _expand(
             data.get(key) if isinstance(data, dict) else None, parts[1:], (*path, key)
         )

@@ -6,7 +6,7 @@ a ConfigError with the name of the text and, where possible, the line.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import yaml
@@ -22,18 +22,23 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader of safe YAML with the numbers of YAML 1.2.
+    """Loader of safe YAML with the plain values of YAML 1.2, and keys as they are written.
 
-    `5e-5` is a number, which YAML 1.1 reads as text; `010` and `1:30` are text, which YAML 1.1
-    reads as 8 and 90.
+    `5e-5` is a number, which YAML 1.1 reads as text; `010`, `1:30`, `no` and `2024-01-01` are text,
+    which YAML 1.1 reads as 8, 90, false and a date. A key is always text: the name of a region or a
+    policy may be `no` or `1`.
     """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        self.flatten_mapping(node)
+        return {key.value: self.construct_object(value, deep=deep) for key, value in node.value}
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [
         (tag, pattern)
         for tag, pattern in resolvers
-        if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int")
+        if tag.rpartition(":")[2] not in ("float", "int", "bool", "timestamp")
     ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -44,6 +49,11 @@ _Loader.add_implicit_resolver(
         r"|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
     ),
     list("-+0123456789."),
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool",
+    re.compile(r"^(true|True|TRUE|false|False|FALSE)$"),
+    list("tTfF"),
 )
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:int",

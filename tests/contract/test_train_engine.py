@@ -472,6 +472,23 @@ class TrainEngineContract:
 class TestTorchEngine(TrainEngineContract):
     engine_name = "torch"
 
+    @pytest.mark.parametrize("micro_batch_tokens", [4096, 20])
+    def test_an_on_policy_batch_has_ratio_1_whatever_the_dropout_of_the_config(
+        self, micro_batch_tokens: int
+    ) -> None:
+        config = TrainConfig(
+            engine=self.engine_name, loss=PPO, micro_batch_tokens=micro_batch_tokens
+        )
+        on_policy = sampled_batch(reference_model(base_weights()))
+        measured = []
+        for dropout in (0.0, 0.1):
+            engine = make_engine(config, MODEL_CONFIG | {"attention_dropout": dropout}, seed=SEED)
+            engine.set_weights(base_weights())
+            measured.append(engine.step(on_policy))
+        assert measured[0] == measured[1]
+        assert measured[1]["trainer/ratio/mean"] == pytest.approx(1.0, abs=1e-5)
+        assert measured[1]["trainer/kl/mean"] == pytest.approx(0.0, abs=1e-9)
+
     @pytest.mark.parametrize(
         "missing", ["optimizer/model.norm.weight/exp_avg", "optimizer/model.norm.weight/"]
     )

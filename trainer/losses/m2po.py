@@ -21,9 +21,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from storage.config_model import Positive
+from storage.config_model import Positive, RatioLimit
 from trainer.losses.aggregation import Aggregated
 from trainer.losses.diagnostics import clippable, second_moments
 from trainer.losses.loss import Loss, Prepared, TokenLoss
@@ -56,7 +56,7 @@ class M2po(Aggregated):
     """The published form."""
     m2_threshold: Positive = 0.01
     """Bound θ of the second moment of the log ratio; default 0.04 with `m2_form: water_filled`."""
-    dual_clip: float | None = Field(default=None, gt=1, le=1e6)
+    dual_clip: RatioLimit | None = None
     """Largest ratio that counts where the advantage is negative; null: no limit."""
 
     whole_minibatch: ClassVar[bool] = True

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
-
-from storage.config_model import NotNegative
+from storage.config_model import NotNegative, RatioLimit
 from trainer.losses.aggregation import Aggregated
 from trainer.losses.loss import Loss, Prepared, TokenLoss
 from trainer.losses.surrogates import ClipBounds, clipped_ratio
@@ -26,7 +24,7 @@ class PpoClip(Aggregated):
     """1 − clip_low is the lower bound of the ratio."""
     clip_high: NotNegative = 0.2
     """1 + clip_high is the upper bound of the ratio."""
-    dual_clip: float | None = Field(default=None, gt=1, le=1e6)
+    dual_clip: RatioLimit | None = None
     """Largest ratio that counts where the advantage is negative; null: no limit."""
 
     whole_minibatch: ClassVar[bool] = False

@@ -88,8 +88,11 @@ def _with_defaults(config: Json) -> dict[str, Any]:
 
     try:
         return dict(AutoConfig.for_model(**config).to_dict())
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the model's config.json cannot be read: {error}") from error
+    except Exception as error:  # transformers raises anything for a wrong value
+        raise ConfigError(
+            f"the model's config.json cannot be read: {type(error).__name__}: {error}; correct "
+            "this value"
+        ) from error
 
 
 def _refuse(config: Json, key: str, condition: bool) -> None:

@@ -255,8 +255,8 @@ class TorchRolloutEngine:
 def _device(config: EngineConfig) -> torch.device:
     try:
         device = torch.device(config.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()  # the device "meta" has no values
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(
             f"rollout.engine.device {config.device!r} cannot be used here: {error}"
         ) from error

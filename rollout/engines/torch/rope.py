@@ -13,6 +13,15 @@ from torch import Tensor
 from storage.errors import ConfigError
 from storage.records.types import Json
 
+NUMBERS = (
+    "rope_theta",
+    "factor",
+    "original_max_position_embeddings",
+    "low_freq_factor",
+    "high_freq_factor",
+)
+"""Settings that the frequencies are computed from."""
+
 
 def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
     """Return the angle per position of each rotated pair, [D/2] float32.
@@ -21,7 +30,7 @@ def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
     by `factor`, short ones unchanged, a linear blend between.
 
     Raises:
-        ConfigError: the scaling is not implemented.
+        ConfigError: the scaling is not implemented, or a setting is not a positive number.
     """
     kind = rope.get("rope_type", "default")
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -30,6 +39,13 @@ def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
             "config.json; it implements rope_type default, linear and llama3 with the whole head "
             "rotated"
         )
+    for name in NUMBERS:
+        value = rope.get(name)
+        if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
+            raise ConfigError(
+                f"the {name} of rope_parameters in the model's config.json must be a positive "
+                f"number, not {value!r}; correct it"
+            )
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies: Tensor = 1.0 / (rope["rope_theta"] ** exponents)
     if kind == "linear":

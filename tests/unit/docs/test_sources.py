@@ -1,6 +1,7 @@
 """`docs/extending/sources.md`: its example runs as written."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 import yaml
 
 from data_ops.prompts import PROMPT_SOURCES, CustomPrompts
+from storage.coordination.lifetime import StoppedError
 from storage.errors import ConfigError
 from storage.formats.safetensors import to_safetensors
+from storage.records.rollouts import Prompt
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from tasks.base_models.config import MODEL_SOURCES, CustomModel
@@ -60,13 +63,14 @@ class Endless:
     def size(self) -> None:
         return None
 
-    def prompt(self, index: int) -> object:
-        return index
+    def prompt(self, index: int) -> Prompt:
+        return Prompt(f"n/{index}", {"question": str(index), "answer": "1"})
 
 
 def test_an_endless_source_keeps_its_order_and_cannot_be_read_as_a_whole() -> None:
     stream = CustomPrompts(custom=f"{__name__}:Endless").stream()
-    assert stream.take({"epoch": 0, "position": 7}, 2)[0] == [7, 8]
+    taken, _ = stream.take({"epoch": 0, "position": 7}, 2)
+    assert [prompt.id for prompt in taken] == ["n/7", "n/8"]
     with pytest.raises(
         ConfigError, match=r"the source of the prompts is endless; set prompts\.limit"
     ):
@@ -116,6 +120,115 @@ class Refuses:
     def prompt(self, index: int) -> object: ...
 
     def load(self, progress: object) -> object: ...
+
+
+WRONG: dict[str, Callable[[], object]] = {
+    "sizes.none_of_it": lambda: 0,
+    "sizes.negative": lambda: -1,
+    "sizes.text": lambda: "5",
+    "sizes.fraction": lambda: 2.5,
+    "sizes.truth": lambda: True,
+    "prompts.dict": lambda: {"question": "a"},
+    "prompts.nothing": lambda: None,
+    "prompts.number_as_id": lambda: Prompt(7, {"question": "a"}),  # type: ignore[arg-type]
+    "prompts.list_as_fields": lambda: Prompt("a", ["question"]),  # type: ignore[arg-type]
+    "models.nothing": lambda: None,
+    "models.arrays": lambda: ({"a": np.zeros(3)}, {}),
+    "models.text": lambda: ({}, {"config.json": "{}"}),
+    "models.empty": lambda: ({}, {}),
+}
+
+
+class Returns:
+    """A source of prompts, and of a model, that returns one wrong value."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def size(self) -> object:
+        return WRONG[self.what]() if self.what.startswith("sizes.") else 3
+
+    def prompt(self, index: int) -> object:
+        return WRONG[self.what]()
+
+    def load(self, progress: object) -> object:
+        return WRONG[self.what]()
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("sizes.none_of_it", "size() of {} returned 0; it must return the number of prompts"),
+        ("sizes.negative", "size() of {} returned -1; it must"),
+        ("sizes.text", "size() of {} returned '5'; it must"),
+        ("sizes.fraction", "size() of {} returned 2.5; it must"),
+        ("sizes.truth", "size() of {} returned True; it must"),
+        ("prompts.dict", "prompt(0) of {} returned a dict; it must return a Prompt"),
+        ("prompts.nothing", "prompt(0) of {} returned a NoneType; it must"),
+        ("prompts.number_as_id", "prompt(0) of {} returned a Prompt with a int as id and a dict"),
+        ("prompts.list_as_fields", "returned a Prompt with a str as id and a list as fields"),
+    ],
+)
+def test_a_wrong_result_of_a_source_of_prompts_is_named(what: str, words: str) -> None:
+    path = f"{__name__}:Returns"
+    with pytest.raises(ConfigError, match=r"^prompts\.custom: ") as refused:
+        CustomPrompts(custom=path, args={"what": what}, limit=1).stream().take({}, 1)
+    assert words.format(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("models.nothing", "returned a NoneType; it must return (tensors, files)"),
+        ("models.arrays", "returned a ndarray as the tensor 'a'; it must"),
+        ("models.text", "returned a str as the file 'config.json'; it must"),
+        ("models.empty", "returned no tensor; it must"),
+    ],
+)
+def test_a_wrong_result_of_a_base_model_is_named(
+    memory_store: ObjectStore, what: str, words: str
+) -> None:
+    model = CustomModel(custom=f"{__name__}:Returns", args={"what": what})
+    with pytest.raises(ConfigError, match=r"^model\.custom: load\(\) of .*:Returns ") as refused:
+        model.files(memory_store, lambda sentence, share: None)
+    assert words in str(refused.value)
+
+
+class Breaks:
+    """Raises when it is built, or later."""
+
+    def __init__(self, when: str = "built") -> None:
+        self.when = when
+        if when == "built":
+            raise KeyError("x")
+
+    def size(self) -> int:
+        raise RuntimeError("no connection")
+
+    def prompt(self, index: int) -> Prompt: ...
+
+    def load(self, progress: object) -> object:
+        raise StoppedError if self.when == "stopped" else FileNotFoundError("no such file")
+
+
+def test_any_error_of_a_source_is_a_configuration_error_that_names_its_class(
+    memory_store: ObjectStore,
+) -> None:
+    path = f"{__name__}:Breaks"
+    with pytest.raises(ConfigError, match=r"^prompts\.args: .*:Breaks refuses {}: KeyError: 'x'"):
+        CustomPrompts(custom=path).stream()
+    with pytest.raises(ConfigError, match=r"size\(\) of .*:Breaks failed: RuntimeError: no conn"):
+        CustomPrompts(custom=path, args={"when": "later"}).stream()
+    with pytest.raises(ConfigError, match=r"^model\.args: .*:Breaks refuses {}: KeyError: 'x'"):
+        CustomModel(custom=path).files(memory_store, lambda sentence, share: None)
+    with pytest.raises(ConfigError, match=r"load\(\) of .*:Breaks failed: FileNotFoundError: no s"):
+        CustomModel(custom=path, args={"when": "later"}).files(
+            memory_store, lambda sentence, share: None
+        )
+    with pytest.raises(StoppedError):  # by `progress`, when the service must stop
+        CustomModel(custom=path, args={"when": "stopped"}).files(
+            memory_store, lambda sentence, share: None
+        )
 
 
 def test_the_page_names_every_source_and_every_setting() -> None:

@@ -7,6 +7,7 @@ The body gives hidden states; the head is applied only to the positions that nee
 Shape legend: B rows, T padded tokens, H hidden size, V vocabulary.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from storage.errors import ConfigError, CorruptError
+from storage.errors import AstraFlowError, ConfigError, CorruptError
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.torch.host_tensors import to_torch
@@ -25,10 +26,17 @@ HEAD_TOLERANCE = 1e-4
 NAMES_SHOWN_MAX = 5
 PARAMETERS_SPARE = 1000
 """Parameters that a skeleton may have beyond the given ones, so that missing ones are named."""
+_DROPOUT = re.compile("dropout|pdrop|layerdrop|drop_path|drop_rate|jitter_noise")
+"""In the name of a setting of a model: the probability or the size of random changes in training.
+"""
 
 
 class HfModel:
-    """Float32 master weights and how to run them."""
+    """Float32 master weights and how to run them.
+
+    Dropout is off, whatever the model's configuration: the sampler has none, and the ratio of a
+    token that was sampled by these weights must be 1.
+    """
 
     def __init__(
         self,
@@ -44,23 +52,24 @@ class HfModel:
 
         Raises:
             CorruptError: names or shapes of `weights` differ from the model's.
-            ConfigError: the model cannot be built, or changes its logits after the head.
+            ConfigError: the device cannot be used, the model cannot be built, or it changes its
+                logits after the head.
         """
+        self.device = _usable_device(device)
         _check_fit(model_config, weights)
-        self.model = _build(model_config).to(device)
+        self.model = _build(model_config).to(self.device)
         self.body = self.model.base_model
         self.head = self.model.get_output_embeddings()
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
-        self.device = torch.device(device)
+        with torch.no_grad():
+            for name, tensor in self.tensors().items():
+                tensor.copy_(to_torch(weights[name]))
         _check_head(self.model, self.vocab_size)
-        self.model.train()
+        self.model.train()  # gradient checkpointing is off in eval()
         if activation_checkpointing:
             self.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
-        with torch.no_grad():
-            for name, tensor in self.tensors().items():
-                tensor.copy_(to_torch(weights[name]))
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
         """[B, T] → [B, T, H]. Rows are right-padded: the causal mask alone excludes the padding."""
@@ -74,6 +83,19 @@ class HfModel:
     def tensors(self) -> dict[str, Tensor]:
         """Return parameters and persistent buffers by state-dict name, tied ones by the first."""
         return _untied(self.model)
+
+
+def _usable_device(name: str) -> torch.device:
+    """Return the torch device of this name; ConfigError when it cannot hold tensors here."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # the device "meta" has no values
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(
+            f"train.device {name!r} cannot be used here: {error}; use cpu, or a device of this "
+            "machine, such as cuda"
+        ) from error
+    return device
 
 
 def _untied(model: Any) -> dict[str, Tensor]:
@@ -93,9 +115,12 @@ def _check_fit(model_config: Json, weights: Mapping[str, HostTensor]) -> None:
     try:
         with torch.device("meta"), _limited_parameters(2 * len(weights) + PARAMETERS_SPARE):
             skeleton = _build(model_config)
-    except RuntimeError as error:  # torch: the number of elements overflows
+    except ConfigError as error:
+        if type(error.__cause__) is not RuntimeError:  # torch: the number of elements overflows
+            raise
         raise CorruptError(
-            f"the weights do not fit the model's config.json, whose sizes are absurd: {error}"
+            "the weights do not fit the model's config.json, whose sizes are absurd: "
+            f"{error.__cause__}"
         ) from error
     tensors = _untied(skeleton)
     missing = tensors.keys() - weights.keys()
@@ -147,7 +172,10 @@ def _listed(names: set[str]) -> str:
 
 
 def _build(model_config: Json) -> Any:
-    """Build a float32 model with random weights on the current default device."""
+    """Build a float32 model without dropout, with random weights, on the current default device.
+
+    Raises ConfigError for a `config.json` that transformers makes no model of.
+    """
     from transformers import (  # seconds to import: only when a model is really built
         AutoConfig,
         AutoModelForCausalLM,
@@ -155,23 +183,47 @@ def _build(model_config: Json) -> Any:
 
     try:
         config = AutoConfig.for_model(**model_config)
+        _switch_off_dropout(config)
+        config.return_dict = True
         # A config.json may name code of its own (auto_map): a model is data, so that is never run,
         # nor offered to be.
-        return AutoModelForCausalLM.from_config(
+        model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
         )  # type: ignore[no-untyped-call]  # theirs
-    except (KeyError, TypeError, ValueError) as error:
+    except AstraFlowError:
+        raise
+    except Exception as error:  # transformers raises anything for a wrong value
         kind = model_config.get("model_type", "unnamed")
         raise ConfigError(
             f"config.json of the base model (model_type {kind}) gives no causal language model: "
-            f"{error}; use a model type that the installed transformers knows"
+            f"{type(error).__name__}: {error}; correct this value, or use a model type that the "
+            "installed transformers knows"
         ) from error
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    return model
+
+
+def _switch_off_dropout(config: Any) -> None:
+    """Set every dropout probability of a configuration, and of its parts, to 0.
+
+    Attention reads its probability from the configuration, not from a module.
+    """
+    from transformers import PreTrainedConfig
+
+    for name, value in list(vars(config).items()):
+        if isinstance(value, PreTrainedConfig):
+            _switch_off_dropout(value)
+        elif _DROPOUT.search(name) and type(value) in (int, float):
+            setattr(config, name, type(value)(0))
 
 
 def _check_head(model: Any, vocab_size: int) -> None:
     """Raise ConfigError for a model that scales or caps its logits after the output head.
 
-    Cut into body and head, such a model would silently compute other logits.
+    Cut into body and head, such a model would silently compute other logits. Called with the given
+    weights: random ones may be so small that a scale or a cap makes no difference.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -180,7 +232,9 @@ def _check_head(model: Any, vocab_size: int) -> None:
         logits_BTV = model(input_ids=probe_BT, use_cache=False).logits
         hidden_BTH = model.base_model(input_ids=probe_BT, use_cache=False).last_hidden_state
         head_BTV = model.get_output_embeddings()(hidden_BTH)
-    if not torch.allclose(logits_BTV, head_BTV, atol=HEAD_TOLERANCE, rtol=HEAD_TOLERANCE):
+    if not torch.allclose(
+        logits_BTV, head_BTV, atol=HEAD_TOLERANCE, rtol=HEAD_TOLERANCE, equal_nan=True
+    ):
         raise ConfigError(
             f"models of type {model.config.model_type} change their logits after the output head, "
             "which train.engine: torch does not follow; choose another model, or another engine "

@@ -116,6 +116,17 @@ def test_the_overlong_penalty_grows_linearly_inside_its_window() -> None:
     np.testing.assert_allclose(shaped, [1.0, 0.75, 0.5, 1.0], rtol=1e-12)
 
 
+def test_the_overlong_penalty_of_a_longer_sequence_is_the_whole_one() -> None:
+    config = AdvantageConfig(overlong_tokens=4, overlong_max_tokens=10, overlong_factor=0.5)
+    shaped = shape_rewards(np.array([1.0, 1.0, 1.0]), np.array([10, 11, 2000]), config)
+    assert shaped.tolist() == [0.5, 0.5, 0.5]
+
+
+def test_a_negative_overlong_factor_is_refused() -> None:
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        AdvantageConfig(overlong_tokens=4, overlong_max_tokens=10, overlong_factor=-1.0)
+
+
 def test_bias_is_applied_before_scale_and_the_clip_last() -> None:
     # (3 − 1) · 4 = 8; (0 − 1) · 4 = −4; (9 − 1) · 4 = 32, clipped to 20; (−9 − 1) · 4 = −40,
     # clipped to −20

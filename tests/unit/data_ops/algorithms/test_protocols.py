@@ -148,6 +148,19 @@ def test_an_error_names_the_place_and_the_reason() -> None:
         match=r"data\.filter\.0: .* does not take args \{'share': 2\} \(share must be at most 1\)",
     ):
         filters([CustomFilter(name=f"{__name__}:Picky", args={"share": 2})])
+    with pytest.raises(
+        ConfigError,
+        match=r"data\.filter\.0: .*:Broken does not take args {} \(KeyError: 'x'\); correct them",
+    ):
+        filters([CustomFilter(name=f"{__name__}:Broken")])
+
+
+class Broken:
+    def __init__(self) -> None:
+        raise KeyError("x")
+
+    def keep(self, group: object) -> bool:
+        return True
 
 
 class Half:

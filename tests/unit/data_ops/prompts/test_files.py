@@ -80,6 +80,15 @@ def test_bytes_that_are_not_text_are_a_broken_line(tmp_path: Path) -> None:
         read_jsonl(FilePrompts(path=str(tmp_path / "bytes.jsonl")))
 
 
+def test_lines_in_utf_16_get_the_advice_to_save_them_as_utf_8(tmp_path: Path) -> None:
+    line = '{"question": "1+1", "answer": "2"}\n'
+    (tmp_path / "a.jsonl").write_bytes((line * 2).encode("utf-16"))
+    with pytest.raises(
+        ConfigError, match=r"line 3: not JSON \(.*; it has NUL .*: save it as UTF-8"
+    ):
+        read_jsonl(FilePrompts(path=str(tmp_path / "a.jsonl")))
+
+
 def test_a_missing_mark_before_the_answer_is_named(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}')
     with pytest.raises(
@@ -203,6 +212,10 @@ UNSTORABLE = {
         f'{{"question": "1", "answer": "2", "x": {"[" * 400}{"]" * 400}}}',
         "is nested deeper than 32 levels",
     ),
+    "600,000 values": (
+        f'{{"question": "1", "answer": "2", "x": [{"1," * 599_999}1]}}',
+        "column 'x' exceeds the limit of 500,000 values",
+    ),
     "100,000 levels": ("[" * 100_000, "nested deeper than 32 levels"),
 }
 
@@ -294,6 +307,13 @@ def test_a_repeated_column_is_refused_with_its_line(tmp_path: Path) -> None:
     lines = ('{"question": "q", "answer": "1"}', '{"question": "q", "answer": "1", "answer": "2"}')
     with pytest.raises(ConfigError, match=r"line 2: column 'answer' is written twice"):
         read_jsonl(write_lines(tmp_path / "a.jsonl", *lines))
+
+
+def test_a_repeated_column_among_many_is_found_in_one_pass(tmp_path: Path) -> None:
+    columns = ", ".join(f'"k{number}": 1' for number in range(200_000))
+    line = f'{{{columns}, "k199999": 2, "question": "q", "answer": "1"}}'
+    with pytest.raises(ConfigError, match=r"line 1: column 'k199999' is written twice"):
+        read_jsonl(write_lines(tmp_path / "a.jsonl", line))
 
 
 def test_an_empty_answer_after_its_mark_is_refused_with_its_line(tmp_path: Path) -> None:

@@ -74,6 +74,24 @@ def test_a_role_unknown_to_the_template_is_named() -> None:
         tiny_chat().opening([system("be brief"), {"role": "judge", "content": "?"}])
 
 
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ 1/0 }}", "ZeroDivisionError: division by zero"),
+        ("{{ messages + 1 }}", "TypeError: can only concatenate list"),
+        ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "RecursionError: maximum recursion"),
+        ("{{ 'a' * 10**18 }}", "MemoryError: "),
+    ],
+)
+def test_a_template_that_fails_while_it_runs_is_refused(template: str, words: str) -> None:
+    with pytest.raises(
+        ConfigError, match="the chat template refuses a conversation of user, ass"
+    ) as refused:
+        with_template(template)
+    assert words in str(refused.value)
+    assert "give the base model a chat_template.jinja" in str(refused.value)
+
+
 def test_text_keeps_the_words_of_the_answer_and_drops_the_tokens_of_the_conversation() -> None:
     chat = tiny_chat()
     tokens = chat.opening([user("<verify>reject</verify>")])

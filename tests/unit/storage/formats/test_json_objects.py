@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import xxhash
+from pydantic_core import from_json
 
 from storage.errors import ConfigError, CorruptError
+from storage.formats import json_objects
 from storage.formats.json_objects import build, decode, dump, encode, seal, unseal
 from storage.records.control import Lease, Stop
 from storage.records.numbers import Number
@@ -188,6 +190,17 @@ def test_an_integer_that_readers_reject_is_not_written() -> None:
         match="the value to store has an integer of 129 bits; at most 128 are read; use a smaller",
     ):
         dump({"state": [{"x": 2**128}]})
+
+
+def test_more_values_than_readers_accept_are_not_written() -> None:
+    accepted = [0] * (json_objects.VALUES_MAX - 1)  # the list is a value, too
+    assert from_json(dump(accepted)) == accepted
+    with pytest.raises(
+        ConfigError,
+        match="the value to store has 2097153 JSON values in 4194305 bytes; at most 2097152 are "
+        "read; store fewer",
+    ):
+        dump([*accepted, 0])
 
 
 def test_long_digit_strings_in_text_are_accepted() -> None:

@@ -1,9 +1,11 @@
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from numpy.typing import NDArray
 
 from storage.errors import CorruptError
 from storage.formats.safetensors import (
@@ -11,6 +13,7 @@ from storage.formats.safetensors import (
     digest,
     file_digest,
     from_safetensors,
+    is_finite,
     read_metadata,
     to_safetensors,
     weights_digest,
@@ -223,3 +226,25 @@ def test_tensor_bytes_begin_after_the_header_and_end_with_the_file() -> None:
     assert from_safetensors((2).to_bytes(8, "little") + b"{}") == {}
     with pytest.raises(CorruptError, match="do not cover its 1 bytes exactly once"):
         from_safetensors((2).to_bytes(8, "little") + b"{}\0")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "finite", "not_finite"),
+    [
+        ("BF16", np.array([0x7F7F, 0x8000], np.uint16), np.array([0x7F80], np.uint16)),
+        ("BF16", np.array([0xFF7F], np.uint16), np.array([0, 0xFFC0], np.uint16)),
+        ("F16", np.array([0x7BFF], np.uint16), np.array([0x7C00], np.uint16)),
+        ("F32", np.array([0x7F7FFFFF], np.uint32), np.array([[1], [0xFF800001]], np.uint32)),
+        ("F64", np.array([1.7e308]), np.array([0.0, np.nan])),
+    ],
+)
+def test_nan_and_infinity_are_found_in_every_float_dtype(
+    dtype: str, finite: NDArray[Any], not_finite: NDArray[Any]
+) -> None:
+    assert is_finite(HostTensor(dtype, finite.shape, finite))
+    assert not is_finite(HostTensor(dtype, not_finite.shape, not_finite))
+
+
+def test_tensors_without_nan_and_empty_ones_are_finite() -> None:
+    assert is_finite(HostTensor("I64", (1,), np.array([0x7F80])))
+    assert is_finite(HostTensor("BF16", (0,), np.array([], np.uint16)))

@@ -1,9 +1,11 @@
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
+from storage.formats import json_objects
 from storage.records.rollouts import Order, Prompt
 from storage.run import orders
 from storage.store.object_store import ObjectStore
@@ -78,6 +80,10 @@ def test_an_order_that_arrives_damaged_once_is_read_again(memory_store: ObjectSt
         ),
         (Prompt("\ud800", {"question": "1"}), r"its 'id' has the lone surrogate"),
         (
+            Prompt("p", {"question": "1", "at": {"w": [0] * 500_000}}),
+            r"its 'at.w' exceeds the limit of 500,000 values",
+        ),
+        (
             Prompt("p", {"question": "1", "at": object()}),
             r"its 'at' is a object, for which JSON has no type",
         ),
@@ -87,6 +93,36 @@ def test_a_prompt_that_cannot_be_stored_is_named_and_nothing_is_written(
     memory_store: ObjectStore, prompt: Prompt, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
+        orders.create(memory_store, replace(order(0), prompts=(prompt,)))
+    assert memory_store.list() == []
+
+
+def test_an_order_with_more_values_than_are_read_is_refused_and_not_written(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_objects, "VALUES_MAX", 2000)
+    prompts = tuple(Prompt(f"p/{number}", {"x": [0] * 450}) for number in range(5))
+    with pytest.raises(
+        ConfigError,
+        match=r"order 0 cannot be stored: the value to store has 22\d\d JSON values in \d+ bytes; at "
+        r"most 2000 are read; .*: make data\.prompts_per_order smaller",
+    ):
+        orders.create(memory_store, replace(order(0), prompts=prompts))
+    assert memory_store.list() == []
+    orders.create(memory_store, replace(order(0), prompts=prompts[:4]))
+    assert orders.read(memory_store, 0).prompts == prompts[:4]
+
+
+def test_an_order_whose_prompt_has_a_number_as_id_is_refused_and_not_written(
+    memory_store: ObjectStore,
+) -> None:
+    numbered: Any = 7
+    prompt = Prompt(numbered, {"question": "1+1=?"})
+    with pytest.raises(
+        ConfigError,
+        match=r"order 0 could not be read back: orders/00000000\.json is not a Order: prompts\.0\.id: "
+        r"Input should be a valid string; correct the source of data\.prompts",
+    ):
         orders.create(memory_store, replace(order(0), prompts=(prompt,)))
     assert memory_store.list() == []
 

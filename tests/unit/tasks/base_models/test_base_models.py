@@ -16,6 +16,9 @@ from tasks.base_models.config import FolderModel, TinyBase, TinyModel
 from tasks.base_models.publishing import build_digest, ensure_base_model, publish_base_models
 from tasks.base_models.tiny import build, model_files
 
+LARGEST_BF16 = 0x7F7F0000  # as F32
+
+
 SMALL = TinyBase(
     hidden=16,
     layers=1,
@@ -134,3 +137,50 @@ def test_a_folder_with_config_sizes_above_its_tensors_is_refused(
     model = FolderModel(path=str(tmp_path))
     with pytest.raises(ConfigError, match=r"model: config\.json: hidden_size is 1099511627776"):
         ensure_base_model(local_store, model, Reported())
+
+
+@pytest.mark.parametrize(
+    "bits", [0x7FC00000, 0xFF800000, 0x7F7FFFFF]
+)  # NaN, −infinity, F32's largest
+def test_a_tensor_that_is_not_finite_in_bf16_is_refused_by_name(
+    local_store: ObjectStore, tmp_path: Path, bits: int
+) -> None:
+    def write(last: int) -> FolderModel:
+        values = np.array([0x3F800000, LARGEST_BF16, last], np.uint32)
+        tensors = {
+            "good": HostTensor("F32", (3,), np.array([0, LARGEST_BF16, 1], np.uint32)),
+            "model.norm": HostTensor("F32", (3,), values),
+        }
+        (tmp_path / "model.safetensors").write_bytes(to_safetensors(tensors))
+        return FolderModel(path=str(tmp_path))
+
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(
+        ConfigError, match=r"model: the tensor 'model\.norm' has values that are not finite"
+    ):
+        ensure_base_model(local_store, write(bits), Reported())
+    kept = ensure_base_model(local_store, write(LARGEST_BF16), Reported())
+    assert kept.tensors["model.norm"].bits.tolist() == [0x3F80, 0x7F7F, 0x7F7F]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"heads": 5}, "hidden 64 is not divisible by heads 5; change either"),
+        ({"kv_heads": 3}, "heads 4 is not divisible by kv_heads 3: each key and value head"),
+        ({"kv_heads": 8}, "heads 4 is not divisible by kv_heads 8"),
+        (
+            {"head_dim": 15},
+            "head_dim 15 is odd, but positions rotate pairs of its elements; use 16",
+        ),
+        (
+            {"layers": 1024, "hidden": 1024},
+            "its layers have 805,306,368 parameters, and at most 13",
+        ),
+    ],
+)
+def test_a_tiny_model_of_an_impossible_shape_is_refused(
+    settings: dict[str, int], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        TinyBase(**settings)

@@ -72,6 +72,18 @@ def test_several_files_are_read_by_their_index_with_progress(folder: Path):
     assert INDEX not in files
 
 
+def test_a_tensor_in_two_files_is_refused(folder: Path):
+    (folder / "a.safetensors").write_bytes(to_safetensors({"x": bf16(1), "y": bf16(2)}))
+    (folder / "b.safetensors").write_bytes(to_safetensors({"y": bf16(3)}))
+    (folder / INDEX).write_text(
+        json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}})
+    )
+    with pytest.raises(
+        ConfigError, match=r"b\.safetensors holds the tensor 'y', which another file of the folder"
+    ):
+        read_model_folder(folder, silent)
+
+
 def test_a_folder_that_is_not_a_model_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match="nowhere is not a folder"):
         read_model_folder(tmp_path / "nowhere", silent)

@@ -815,6 +815,123 @@ def test_unknown_engines_and_rewards_are_reported_with_lists_of_names() -> None:
         assert f"is not known; use one of {known}, or an import path" in message
 
 
+@pytest.mark.parametrize("device", ["warp9", "", "meta", "cuda:", "/dev/nvidia0"])
+def test_a_text_that_is_no_device_of_torch_is_reported(device: str) -> None:
+    text = error_of(
+        RECIPE, **{"rollout.engine.device": device, "policies.solver.train.device": device}
+    )
+    for key in ("rollout.engine.device", "policies.solver.train.device"):
+        assert f"--set {key}: {device!r} is not the name of a device; use cpu, cuda" in text
+    elsewhere = {
+        "policies.solver.train.engine": "elsewhere:Fast",
+        "policies.solver.train.device": device,
+        "rollout.engine.device": "cuda:1",
+    }
+    assert load(RECIPE, elsewhere).policies["solver"].train.device == device
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "policies.solver.train.betas",
+            [0.1, 0.2, 0.3],
+            "policies.solver.train.betas: must have at most 2 items, not [0.1, 0.2, 0.3]",
+        ),
+        (
+            "policies.solver.train.betas",
+            0.9,
+            "policies.solver.train.betas: must be a list, not 0.9",
+        ),
+        (
+            "data.prompts",
+            {"path": "a.jsonl", "answer_after": ""},
+            "data.prompts: data.prompts.answer_after: must have at least 1 character, not ''",
+        ),
+        (
+            "data.task_runner.workers",
+            3,
+            "data.task_runner.workers: data.task_runner: name is missing; use one of threads, "
+            "processes, dask, ray",
+        ),
+        (
+            "data.filter",
+            [{"args": {}}],
+            "data.filter: data.filter.0: name is missing; use one of zero_advantage, or an import "
+            "path like package.module:Name",
+        ),
+        (
+            "data.filter.0",
+            "zero_advantage",
+            "data.filter.0: data.filter: is a list, which is replaced as a whole; write "
+            "data.filter=[…, …]",
+        ),
+        (
+            "rollout.lease_attempts_max",
+            True,
+            "rollout.lease_attempts_max: must be a number, not true",
+        ),
+        (
+            "rollout.engine.max_tokens",
+            True,
+            "rollout.engine.max_tokens: must be a number, not true",
+        ),
+        (
+            "policies.solver.train.loss.dual_clip",
+            True,
+            "policies.solver.train.loss.dual_clip: must be a number, not true",
+        ),
+        (
+            "policies.solver.train.loss.dual_clip",
+            1,
+            "policies.solver.train.loss.dual_clip: must be greater than 1, not 1; null means no limit",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_described_in_words_of_recipes(
+    key: str, value: object, message: str
+) -> None:
+    assert error_of(RECIPE, **{key: value}) == f"--set {message}"
+
+
+def test_a_mistake_of_a_recipe_as_a_whole_has_its_place_once() -> None:
+    assert error_of(RECIPE, **{"rollout.regions.default.workers": 0}) == (
+        "recipe: rollout.regions has no worker at all; set workers: 1 or more in at least one region"
+    )
+
+
+def test_regions_named_by_words_of_yaml_1_1_stay_apart() -> None:
+    regions = with_line("rollout:", "  regions: {no: {workers: 1}, off: {workers: 2}, 1: {}}")
+    assert {name: region.workers for name, region in load(regions).rollout.regions.items()} == {
+        "no": 1,
+        "off": 2,
+        "1": 1,
+    }
+    assert load(RECIPE + "tracking: {enabled: off}\n").tracking.enabled is False
+
+
+@pytest.mark.parametrize("dataset", ["", " ", "a\nb", "\x1b[31m"])
+def test_a_name_of_the_held_out_set_that_cannot_be_shown_is_reported(dataset: str) -> None:
+    held_out = {"prompts": {"builtin": "chained_addition", "split": "test", "limit": 5}}
+    assert error_of(RECIPE, evaluation={**held_out, "dataset": dataset}) == (
+        f"--set evaluation: evaluation.dataset: {dataset!r} cannot be shown as the name of a set; "
+        "use printable characters"
+    )
+    assert load(RECIPE, {"evaluation": {**held_out, "dataset": "GSM8K, é"}}).evaluation is not None
+
+
+def test_a_split_that_the_built_in_source_does_not_have_is_reported() -> None:
+    assert error_of(RECIPE, **{"data.prompts.split": "valid"}) == (
+        "--set data.prompts.split: must be one of 'train' or 'test', not 'valid'"
+    )
+
+
+def test_a_tiny_model_of_an_impossible_shape_is_reported() -> None:
+    assert error_of(RECIPE, **{"policies.solver.model.tiny.heads": 5}).endswith(
+        "policies.solver.model.tiny: hidden 64 is not divisible by heads 5; change either"
+    )
+
+
 def test_an_engine_installed_only_on_the_workers_is_not_imported_locally() -> None:
     config = load(
         RECIPE,

@@ -201,6 +201,41 @@ def test_a_name_invalid_on_every_file_system_is_refused(name: str, tmp_path: Pat
             read(name, (tmp_path,))
 
 
+def test_keys_are_the_text_that_was_written() -> None:
+    text = "a:\n  no: 1\n  off: 2\n  on: 3\n  1: 4\n  0x1: 5\n  null: 6\n  2024-01-01: 7\n"
+    assert parse(text, "r").data == {
+        "a": {"no": 1, "off": 2, "on": 3, "1": 4, "0x1": 5, "null": 6, "2024-01-01": 7}
+    }
+    assert parse("b: &x {yes: 1, c: 2}\nd: {<<: *x, c: 3}\n", "r").data == {
+        "b": {"yes": 1, "c": 2},
+        "d": {"yes": 1, "c": 3},
+    }
+    with pytest.raises(ConfigError, match=r"^r, line 2: 1: written twice \(first on line 1\)"):
+        parse("1: a\n'1': b\n", "r")
+
+
+def test_words_of_yaml_1_1_are_text_and_true_and_false_are_truth_values() -> None:
+    written = ("a=no", "b=on", "c=Yes", "d=off", "e=2024-01-01", "f=true", "g=False", "h=TRUE")
+    assert parse_assignments(written) == {
+        "a": "no",
+        "b": "on",
+        "c": "Yes",
+        "d": "off",
+        "e": "2024-01-01",
+        "f": True,
+        "g": False,
+        "h": True,
+    }
+
+
+def test_a_star_without_keys_to_stand_for_is_refused() -> None:
+    source = parse("steps: 3\nempty: {}\n", "r")
+    for dotted in ("steps.*", "empty.*", "missing.*", "missing.*.lr"):
+        with pytest.raises(ConfigError, match=r"^--set .*: no section has keys that \* can stand"):
+            override(source, {dotted: 1})
+    assert source.data == {"steps": 3, "empty": {}}
+
+
 def test_numbers_are_read_as_written_and_not_by_yaml_1_1_rules() -> None:
     written = (
         "a=010",

@@ -72,6 +72,11 @@ class CentredLogRatio(Plain):
         return masked_ratio(logprobs_N, behaviour_N, advantages_N, prepared.per_token["keep"])
 
 
+class Broken(Plain):
+    def __init__(self) -> None:
+        raise KeyError("x")
+
+
 class TakesAMetric(Plain):
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
         return Prepared({"loss": 1.0, "kl": 2.0})
@@ -197,6 +202,10 @@ def test_arguments_refused_by_the_class_are_named() -> None:
         match=r"^train\.loss\.args: .*:Plain refuses \{'factor': -1\}: factor must be pos",
     ):
         CustomLoss(path=f"{HERE}:Plain", args={"factor": -1}).make()
+    with pytest.raises(
+        ConfigError, match=r"^train\.loss\.args: .*:Broken refuses {}: KeyError: 'x'"
+    ):
+        CustomLoss(path=f"{HERE}:Broken").make()
 
 
 def test_a_package_that_is_not_allowed_is_not_imported(

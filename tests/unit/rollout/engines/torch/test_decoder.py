@@ -1,5 +1,7 @@
 """The decoder against transformers' own models, on random weights."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from rollout.engines.torch.architecture import read_architecture
 from rollout.engines.torch.decoder import Decoder
 from rollout.engines.torch.decoder_weights import fuse
 from rollout.engines.torch.kv_cache import KVCache
+from rollout.engines.torch.rope import inverse_frequencies
 from storage.errors import ConfigError
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -125,6 +128,27 @@ def test_an_unsupported_rope_scaling_is_refused_by_name(rope: Json) -> None:
     architecture = read_architecture({"model_type": "llama", **SIZES, "rope_parameters": rope})
     with pytest.raises(ConfigError, match=r"yarn|partial_rotary_factor"):
         Decoder(architecture, 16, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("theta", ["x", 0, -1.0, float("inf"), True])
+def test_a_rope_setting_that_is_no_positive_number_is_named(theta: object) -> None:
+    with pytest.raises(ConfigError, match="rope_theta of rope_parameters in the model's config"):
+        inverse_frequencies({"rope_type": "default", "rope_theta": theta}, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": "32"}, "Field 'hidden_size' expected int, got str"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "KeyError: .*factor"),
+        ({"dtype": "foo"}, "AttributeError: module 'torch' has no attribute 'foo'"),
+        ({"layer_types": ["foo"]}, "layer_types"),
+    ],
+)
+def test_a_wrong_value_of_a_config_is_named(change: Json, words: str) -> None:
+    with pytest.raises(ConfigError, match=r"the model's config\.json cannot be read: ") as refused:
+        read_architecture({"model_type": "qwen3", "head_dim": 16, **SIZES, **change})
+    assert re.search(words, str(refused.value))
 
 
 def test_weights_that_do_not_fit_the_model_are_refused_by_name() -> None:

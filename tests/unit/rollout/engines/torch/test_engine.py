@@ -184,6 +184,7 @@ async def test_requests_above_the_limit_are_refused_until_others_finish(
     [
         (EngineConfig(dtype="float8"), "rollout.engine.dtype is 'float8'"),
         (EngineConfig(device="cuda:77"), "rollout.engine.device 'cuda:77'"),
+        (EngineConfig(device="meta"), "rollout.engine.device 'meta'"),
         (EngineConfig(max_tokens=9000), "max_position_embeddings is 8192"),
         (
             EngineConfig(max_tokens=8192, max_concurrent=1_000_000),

@@ -54,10 +54,49 @@ def test_activations_are_recomputed_if_the_recipe_asks_for_it(wanted: bool) -> N
     assert opened(checkpointing=wanted).model.is_gradient_checkpointing is wanted
 
 
-def test_the_model_trains_with_the_dropout_of_its_config() -> None:
-    model = opened(MODEL_CONFIG | {"attention_dropout": 0.5})
+def test_the_dropout_of_a_config_is_switched_off_everywhere() -> None:
+    gpt2 = {
+        "model_type": "gpt2", "vocab_size": 24, "n_embd": 16, "n_layer": 2, "n_head": 2,
+        "n_positions": 64,
+    }  # fmt: skip
+    qwen3 = MODEL_CONFIG | {"attention_dropout": 0.5}
     tokens = torch.tensor([[3, 4, 5, 6, 7, 8]])
-    assert not torch.equal(model.hidden(tokens), model.hidden(tokens))
+    for config in (gpt2, qwen3):  # GPT-2 has a dropout of 0.1 by default, in modules of their own
+        model = opened(config)
+        assert model.model.training
+        assert torch.equal(model.hidden(tokens), model.hidden(tokens))
+
+
+@pytest.mark.parametrize("device", ["warp9", "", "meta", "mps", "cuda:77"])
+def test_a_device_that_cannot_be_used_is_named(device: str) -> None:
+    with pytest.raises(ConfigError, match=f"train.device '{device}' cannot be used here"):
+        HfModel(MODEL_CONFIG, base_weights(), device, False)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": "16"}, "hidden_size"),
+        ({"rms_norm_eps": "a"}, "rms_norm_eps"),
+        ({"hidden_act": "nope"}, "nope"),
+        ({"initializer_range": float("nan")}, "RuntimeError: normal"),
+        ({"pad_token_id": 10**6}, "AssertionError: "),
+        ({"rope_parameters": [1]}, "gives no causal language model"),
+        ({"num_attention_heads": 0}, "gives no causal language model"),
+    ],
+)
+def test_a_wrong_value_of_a_config_is_named(change: Json, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        HfModel(MODEL_CONFIG | change, base_weights(), "cpu", False)
+
+
+def test_a_scale_of_the_logits_is_found_with_the_given_weights() -> None:
+    """The random weights of a small `initializer_range` have logits near 0, scaled or not."""
+    scaled = MODEL_CONFIG | {
+        "model_type": "granite", "logits_scaling": 8.0, "initializer_range": 1e-6,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="models of type granite change their logits"):
+        opened(scaled)
 
 
 def test_masters_are_the_given_weights_rounded_to_float32() -> None:
