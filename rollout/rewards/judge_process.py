@@ -89,6 +89,11 @@ class Judge:
     def pid(self) -> int:
         return self._child.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the child has ended, so that no question can be written."""
+        return self._child.poll() is not None
+
     def ask(self, answer: str, reference: str, timeout_s: float) -> bool:
         """Return whether `answer` equals `reference`.
 

@@ -173,6 +173,28 @@ async def test_a_question_that_kills_every_child_is_given_up() -> None:
         pool.close()
 
 
+def test_children_that_died_while_idle_are_no_attempts_of_the_next_question() -> None:
+    pool = JudgePool(timeout_s=30.0, judges_max=1)
+    dead = [Judge(), Judge()]
+    pool._idle = list(dead)
+    try:
+        for judge in dead:
+            os.kill(judge.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, judge.pid, os.WEXITED | os.WNOWAIT)
+        assert asyncio.run(pool.equal("x+1", "1+x"))
+        assert judge_of(pool) not in dead
+    finally:
+        pool.close()
+
+
+async def test_a_closed_pool_gives_no_further_verdict() -> None:
+    pool = JudgePool(timeout_s=30.0, judges_max=1)
+    pool.close()
+    with pytest.raises(JudgeFailedError, match="the pool of judges was closed before the answer"):
+        await pool.equal("x+1", "1+x")
+    assert pool._in_progress == {}
+
+
 async def test_closing_stops_the_child_processes() -> None:
     pool = JudgePool(timeout_s=30.0, judges_max=1)
     await pool.equal("x+1", "1+x")
