@@ -11,6 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 from rollout.agents.episode_time import EpisodeLimit, episode_limit
@@ -99,10 +100,11 @@ async def _play(pool: AgentPool, prompt: Prompt, seed: int) -> object:
     """
     calls = CallCounter()
     agents = {role: Agent(player, seed, calls) for role, player in pool.players.items()}
+    own_prompt = replace(prompt, fields=deepcopy(prompt.fields))  # the shard has the original
 
     async def play() -> object:
         try:
-            return await pool.workflow.play(prompt, agents)
+            return await pool.workflow.play(own_prompt, agents)
         except SystemExit as error:  # it would end the event loop
             raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error
 

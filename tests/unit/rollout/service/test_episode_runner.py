@@ -460,6 +460,24 @@ async def test_a_workflow_that_ignores_its_time_limit_is_abandoned(
     assert pool.running == 0
 
 
+class ChangesPrompt:
+    """A workflow that writes something into its prompt that cannot be stored."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        prompt.fields["tries"] = [*prompt.fields.get("tries", ()), self]
+        return Episode(sequences=(), reward=float(len(prompt.fields["tries"])))
+
+
+async def test_a_workflow_cannot_change_the_prompt_of_its_group() -> None:
+    prompt = Prompt("p/0", {"question": "7+8-3=?"})
+    pool = pool_of(ChangesPrompt(), solver=scripted_player("solver", solve))
+    group = await run_group(pool, prompt, 2, seed=0)
+    assert group.prompt.fields == {"question": "7+8-3=?"}
+    assert [episode.reward for episode in group.episodes] == [1.0, 1.0]
+
+
 async def test_a_workflow_can_return_a_failed_episode_with_its_sequences() -> None:
     failed = Episode(
         sequences=(builders.sequence(policies=("solver",), starts_episode=False),),
