@@ -129,7 +129,7 @@ def _storable_sequence(row: int, sequence: Sequence) -> Sequence:
     for policy in policies:
         _check_text(f"row {row}: a policy", policy)
     check_policies(policies)
-    arrays = {
+    arrays: dict[str, Any] = {
         name: _array(f"row {row}: {name}", getattr(sequence, name), dtype)
         for name, dtype in TOKEN_DTYPES.items()
     }
