@@ -6,13 +6,13 @@ One evaluation of `actor_and_verify` gives two accuracies on the same first atte
 alone and of the team. This module uses neither Prefect nor MLflow.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from rollout.service import event_loop
 from rollout.service.agent_pool import open_agent_pool
 from rollout.service.episode_runner import run_prompts
 from storage.coordination.lifetime import Lifetime, StoppedError
@@ -56,7 +56,7 @@ def evaluate_versions(
     """
     assert config.evaluation is not None, "no vector is due without an evaluation"
     started_s = time.time()
-    groups = asyncio.run(_play(run, config, config.evaluation, versions, on_episode))
+    groups = event_loop.run(_play(run, config, config.evaluation, versions, on_episode))
     evaluation = _evaluation(groups, config, config.evaluation, versions, started_s)
     try:
         evaluations.create(run, evaluation)

@@ -3,8 +3,10 @@
     raise EnvironmentFailedError("the browser did not start")   ──▶  failure_kind: environment
 
 The episode is neither rewarded nor trained on. A wrong answer is no failure: it has a reward of 0.
-`rollout/service/episode_runner.py` maps these and all other exceptions to a `FailureKind`.
+`rollout/service/episode_failures.py` maps these and all other exceptions to a `FailureKind`.
 """
+
+from storage.formats.json_values import storable_text
 
 
 class ModelFailedError(Exception):
@@ -21,3 +23,12 @@ class ToolFailedError(Exception):
 
 class RewardFailedError(Exception):
     """The reward gave no verdict. Raised around any other exception of a reward, its cause."""
+
+
+def error_text(error: BaseException) -> str:
+    """Return `Class: message` as storable text, also where the exception cannot give a message."""
+    try:
+        message = str(error)
+    except Exception as broken:  # other people's code
+        message = f"its message cannot be read: __str__ raised {type(broken).__name__}"
+    return storable_text(f"{type(error).__name__}: {message}")

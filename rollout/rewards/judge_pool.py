@@ -17,9 +17,10 @@ from rollout.rewards.judge_process import Judge, JudgeDiedError, JudgeFailedErro
 JUDGES_MAX: Final = 2
 """Most child processes of one pool."""
 ATTEMPTS_MAX: Final = 2
-"""Most attempts at one question whose child dies."""
+"""Most attempts at one question whose child dies. A child that died before is no attempt."""
 VERDICTS_MAX: Final = 10_000
 """Most cached verdicts. Timeouts and failures are not cached."""
+CLOSED: Final = "the pool of judges was closed before the answer was judged"
 
 Question = tuple[str, str]
 """(answer, reference)"""
@@ -46,7 +47,8 @@ class JudgePool:
         """Return whether `answer` and `reference` are equal.
 
         Raises:
-            JudgeTimeoutError, JudgeFailedError: there is no verdict.
+            JudgeTimeoutError, JudgeFailedError: there is no verdict; the latter also once the
+                pool is closed.
             ConfigError: math-verify is not installed.
         """
         question = answer, reference
@@ -56,6 +58,8 @@ class JudgePool:
                 return self._verdicts[question]
             verdict = self._in_progress.get(question)
             if verdict is None:
+                if self._closed:
+                    raise JudgeFailedError(CLOSED)
                 verdict = self._in_progress[question] = self._threads.submit(self._judge, question)
         # The shield: a cancelled caller must not cancel the verdict for the others.
         return await asyncio.shield(asyncio.wrap_future(verdict))
@@ -86,7 +90,7 @@ class JudgePool:
     def _ask(self, question: Question) -> bool:
         for attempt in range(ATTEMPTS_MAX):
             if self._closed:
-                break
+                raise JudgeFailedError(CLOSED)
             judge = self._take(is_new=attempt > 0)  # a used child may have had too little memory
             try:
                 verdict = judge.ask(*question, self._timeout_s)
@@ -101,7 +105,7 @@ class JudgePool:
             except BaseException:
                 self._drop(judge)
                 raise
-            if judge.has_ended:
+            if judge.gave_last_answer:
                 self._drop(judge)
                 return verdict
             with self._lock:
@@ -111,14 +115,21 @@ class JudgePool:
         raise JudgeFailedError(f"{ATTEMPTS_MAX} judges died over one question")
 
     def _take(self, is_new: bool) -> Judge:
-        with self._lock:
-            judge = self._idle.pop() if self._idle and not is_new else None
+        """Return an idle child that lives, or a new one."""
+        judge = None if is_new else self._take_idle()
+        while judge is not None and judge.has_ended:
+            judge.close()
+            judge = self._take_idle()
         judge = judge or Judge()
         with self._lock:
             self._busy.add(judge)
             if self._closed:
                 judge.kill()
         return judge
+
+    def _take_idle(self) -> Judge | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
 
     def _drop(self, judge: Judge) -> None:
         with self._lock:

@@ -71,8 +71,8 @@ class Judge:
             env=child_environment(os.environ),
         )
         self._unread = b""
-        self.has_ended = False
-        """Whether the child has given its last answer: its memory is full."""
+        self.gave_last_answer = False
+        """Whether the child answers no further question: its memory is full."""
         try:
             first = self._read_line()
         except (JudgeDiedError, JudgeTimeoutError) as error:
@@ -91,6 +91,11 @@ class Judge:
     def pid(self) -> int:
         return self._child.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the child has ended, so that no question can be written."""
+        return self._child.poll() is not None
+
     def ask(self, answer: str, reference: str, timeout_s: float) -> bool:
         """Return whether `answer` equals `reference`.
 
@@ -105,7 +110,7 @@ class Judge:
         except OSError as error:
             raise JudgeDiedError from error
         reply = self._read_line()
-        self.has_ended = bool(reply.get("last"))
+        self.gave_last_answer = bool(reply.get("last"))
         return bool(reply["equal"])
 
     def kill(self) -> None:

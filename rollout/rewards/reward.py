@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from rollout.agents.failures import RewardFailedError
+from rollout.agents.failures import RewardFailedError, error_text
 from storage.import_path import PluginKind, resolve
 from storage.records.rollouts import Prompt
 
@@ -72,7 +72,7 @@ class _AttributedReward:
         except (RewardFailedError, TimeoutError):
             raise
         except Exception as error:  # other people's code
-            raise RewardFailedError(f"{type(error).__name__}: {error}") from error
+            raise RewardFailedError(error_text(error)) from error
 
     def close(self) -> None:
         self._reward.close()

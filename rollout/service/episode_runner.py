@@ -3,51 +3,31 @@
     run_prompts ──▶ run_group (one per prompt) ──▶ run_episode (one per sample) ──▶ workflow.play
 
 Used for training and for evaluation. Any error within an episode is data on the episode, with its
-kind, and the other episodes continue. Only a broken engine raises.
+kind, and the other episodes continue; so is an episode that cannot be stored. Only a broken engine
+raises.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Final, TypeVar
 
 from rollout.agents.episode_time import EpisodeLimit, episode_limit
-from rollout.agents.failures import (
-    EnvironmentFailedError,
-    ModelFailedError,
-    RewardFailedError,
-    ToolFailedError,
-)
 from rollout.agents.seeds import derived_seed
 from rollout.agents.workflow import Agent, CallCounter
-from rollout.engines.engine import EngineFailedError, GenerationAbortedError
-from rollout.rewards.judge_process import JudgeTimeoutError
+from rollout.engines.engine import Engine, EngineFailedError
 from rollout.service.agent_pool import AgentPool
-from storage.errors import AstraFlowError, ConfigError
-from storage.records.rollouts import Episode, FailureKind, Group, Prompt
+from rollout.service.episode_failures import broken_engine, failed_episode
+from rollout.service.event_loop import cancel, gather
+from storage.errors import CorruptError
+from storage.records.rollouts import Episode, Group, Prompt
+from storage.records.rollouts import Sequence as TokenSequence
+from storage.run.shard_checks import storable_episode
 
-T = TypeVar("T")
 OnEpisode = Callable[[Episode], None]
 """Called with every episode when it ends."""
-
-ERROR_CHARS_MAX = 500
-
-FAILURE_KINDS: Final[tuple[tuple[type[Exception], FailureKind], ...]] = (
-    (ModelFailedError, FailureKind.MODEL),
-    (EnvironmentFailedError, FailureKind.ENVIRONMENT),
-    (ToolFailedError, FailureKind.TOOL),
-    (JudgeTimeoutError, FailureKind.TIMEOUT),
-    (RewardFailedError, FailureKind.REWARD),
-    (TimeoutError, FailureKind.TIMEOUT),
-    (GenerationAbortedError, FailureKind.INFRASTRUCTURE),
-    (ConnectionError, FailureKind.INFRASTRUCTURE),
-    (ConfigError, FailureKind.WORKFLOW_BUG),
-    (AstraFlowError, FailureKind.INFRASTRUCTURE),
-    (Exception, FailureKind.WORKFLOW_BUG),
-)
-"""Kind of the failure for each class of exception; the first class that matches decides."""
 
 
 async def run_prompts(
@@ -69,7 +49,7 @@ async def run_prompts(
         run_group(pool, prompt, samples, derived_seed(seed, index), on_episode)
         for index, prompt in enumerate(prompts)
     ]
-    return tuple(await _gather(groups))
+    return tuple(await gather(groups))
 
 
 async def run_group(
@@ -84,7 +64,7 @@ async def run_group(
         run_episode(pool, prompt, derived_seed(seed, sample), on_episode)
         for sample in range(samples)
     ]
-    return Group(prompt, tuple(await _gather(episodes)))
+    return Group(prompt, tuple(await gather(episodes)))
 
 
 async def run_episode(
@@ -95,41 +75,56 @@ async def run_episode(
     The time limit begins with the episode's slot in the pool; waiting for a judge does not count.
     """
     async with pool.slot():
-        calls = CallCounter()
-        agents = {role: Agent(player, seed, calls) for role, player in pool.players.items()}
         limit: EpisodeLimit | None = None
         start_s = time.perf_counter()
         try:
             async with episode_limit(pool.timeout_s) as limit:
-                episode = _checked(await pool.workflow.play(prompt, agents))
-        except EngineFailedError:
-            raise
-        except Exception as error:  # any error of an episode is data on the episode
+                episode = _checked(await _play(pool, prompt, seed), pool.engines)
+        except BaseException as error:  # any error of an episode is data on the episode
+            if isinstance(error, KeyboardInterrupt | GeneratorExit) or _is_cancelled(error):
+                raise
+            if broken := broken_engine(error):
+                raise EngineFailedError(str(broken)) from error
             is_cut = isinstance(error, TimeoutError) and limit is not None and limit.is_over
-            message = (
-                f"timeout after {pool.timeout_s:g} s"
-                if is_cut
-                else f"{type(error).__name__}: {error}"
-            )
-            episode = Episode(
-                sequences=(),
-                reward=0.0,
-                error=message[:ERROR_CHARS_MAX],
-                failure_kind=failure_kind(error),
-            )
+            episode = failed_episode(error, pool.timeout_s if is_cut else None)
         episode = replace(episode, seconds=time.perf_counter() - start_s)
     if on_episode is not None:
         on_episode(episode)
     return episode
 
 
-def failure_kind(error: Exception) -> FailureKind:
-    """Return the kind of an episode's failure, by the class of the exception that ended it."""
-    return next(kind for raised, kind in FAILURE_KINDS if isinstance(error, raised))
+async def _play(pool: AgentPool, prompt: Prompt, seed: int) -> object:
+    """Run the workflow, in a task of its own: cancellations within it are not the caller's.
+
+    A workflow that ignores the caller's cancellation is abandoned after a while (`cancel`).
+    """
+    calls = CallCounter()
+    agents = {role: Agent(player, seed, calls) for role, player in pool.players.items()}
+    own_prompt = replace(prompt, fields=deepcopy(prompt.fields))  # the shard has the original
+
+    async def play() -> object:
+        try:
+            return await pool.workflow.play(own_prompt, agents)
+        except SystemExit as error:  # it would end the event loop
+            raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error
+
+    task = asyncio.create_task(play(), name=f"the workflow {type(pool.workflow).__name__}")
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        if not await cancel([task]):
+            raise
+    return task.result()
 
 
-def _checked(episode: object) -> Episode:
-    """Check and normalize what a workflow returned: plain finite numbers, first sequence marked."""
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether `error` is the cancellation of the current task, not of one that it awaited."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _checked(episode: object, engines: Mapping[str, Engine]) -> Episode:
+    """Check and normalize what a workflow returned, so that its shard can be stored and read."""
     if not isinstance(episode, Episode):
         raise TypeError(f"the workflow returned {type(episode).__name__}, not an Episode")
     if (episode.error is None) != (episode.failure_kind is None):
@@ -141,27 +136,45 @@ def _checked(episode: object) -> Episode:
         replace(
             sequence,
             reward=_finite(f"reward of sequence {index}", sequence.reward),
+            temperature=_finite(f"temperature of sequence {index}", sequence.temperature),
             starts_episode=index == 0,
         )
         for index, sequence in enumerate(episode.sequences)
     )
     metrics = {name: _finite(f"metric {name}", value) for name, value in episode.metrics.items()}
-    return replace(
-        episode, sequences=sequences, reward=_finite("reward", episode.reward), metrics=metrics
-    )
+    reward = _finite("reward", episode.reward)
+    try:
+        episode = storable_episode(
+            replace(episode, sequences=sequences, reward=reward, metrics=metrics)
+        )
+    except CorruptError as error:
+        raise ValueError(
+            f"the workflow returned an episode that cannot be stored: {error}"
+        ) from error
+    for index, sequence in enumerate(episode.sequences):
+        _check_weights(index, sequence, engines)
+    return episode
+
+
+def _check_weights(index: int, sequence: TokenSequence, engines: Mapping[str, Engine]) -> None:
+    """Check that the weights which sampled the tokens of a sequence were loaded here."""
+    for owner, policy in enumerate(sequence.policies):
+        if policy not in engines:
+            raise ValueError(
+                f"sequence {index} of the workflow names the policy {policy}; the workflow's "
+                f"policies are {', '.join(engines)}"
+            )
+        for version in set(sequence.versions[sequence.owners == owner].tolist()):
+            try:
+                engines[policy].digest(version)
+            except KeyError:
+                raise ValueError(
+                    f"sequence {index} of the workflow names version {version} of {policy}, which "
+                    "was not loaded here; use the versions of the answers"
+                ) from None
 
 
 def _finite(noun: str, value: float) -> float:
     if not math.isfinite(value):
         raise ValueError(f"the workflow's {noun} is {value}; it must be a finite number")
     return float(value)
-
-
-async def _gather(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results in order. The first error cancels the others, and is raised ungrouped."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
-    return [task.result() for task in tasks]

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from storage import layout
 from storage.coordination import heartbeats, leases
@@ -34,13 +34,14 @@ class LeasedOrder:
 
     order: Order
     lease: Lease
+    overwriting: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+    """Held while the lease is overwritten: a renewal that ends after the release would undo it."""
 
 
 class OrderLeasing:
     """One worker's leases. Thread-safe.
 
-    A renewal waits for no search, only for a release: both overwrite the lease, and a renewal that
-    ends last would undo the release.
+    A renewal waits for no search and for no other order, only for the release of its own lease.
     """
 
     def __init__(
@@ -58,7 +59,6 @@ class OrderLeasing:
         self._watch = leases.LeaseWatch(ttl_s, clock)
         self._recheck_interval_s = min(RECHECK_INTERVAL_MAX_S, ttl_s / 4)
         self._lock = threading.Lock()
-        self._overwriting = threading.Lock()
         self._floor = 0
         """Every order below it is done, as far as was checked or the dataflow reported."""
         self._unchecked_below: int | None = None
@@ -87,8 +87,8 @@ class OrderLeasing:
 
     def renew(self, leased: LeasedOrder) -> LeasedOrder:
         """Renew the lease; ConflictError when it is lost."""
-        with self._overwriting:
-            return LeasedOrder(leased.order, leases.renew(self._run, leased.lease))
+        with leased.overwriting:
+            return replace(leased, lease=leases.renew(self._run, leased.lease))
 
     def done(self, leased: LeasedOrder) -> None:
         """Record that the order has its shard."""
@@ -97,7 +97,7 @@ class OrderLeasing:
             self._mark_done(leased.order.number)
 
     def lost(self, leased: LeasedOrder) -> None:
-        """Record that another worker has the order."""
+        """Record that this worker no longer has the order."""
         with self._lock:
             self._leased.discard(leased.order.number)
             self._recheck_later(leased.order.number)
@@ -105,7 +105,7 @@ class OrderLeasing:
     def give_back(self, leased: LeasedOrder) -> None:
         """Release the lease, so that other workers may take the order at once."""
         self.lost(leased)
-        with self._overwriting:
+        with leased.overwriting:
             leases.release(self._run, leased.lease)
 
     def _is_candidate(self, number: int) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 from rollout.config import RolloutConfig
 from rollout.service.agent_pool import AgentPool
 from rollout.service.episode_runner import run_prompts
+from rollout.service.event_loop import cancel, gather
 from rollout.service.order_leasing import LeasedOrder, OrderLeasing
 from rollout.service.throughput import Throughput
 from rollout.service.weight_sync import WeightSync
@@ -42,6 +43,8 @@ PROGRESS_INTERVAL_S = 0.5
 """Pause between two updates of the progress in the heartbeat."""
 RENEWALS_PER_TTL = 3
 """Renewals of a lease in its time to live."""
+RENEWALS_CONCURRENT_MAX = 6
+"""Leases renewed at a time; fewer than the threads for calls on the store."""
 
 
 class Worker:
@@ -128,9 +131,12 @@ class Worker:
         finally:
             pausing.cancel()
         for task in self._tasks.keys() & done:
-            del self._tasks[task]
+            leased = self._tasks.pop(task)
             if not task.cancelled():
                 task.result()
+            elif not task.cancelling():  # by something else than the loss of its lease
+                self._note(f"order {leased.order.number} was cancelled by its own code")
+                await self._give_back(leased)
 
     async def _run_order(self, leased: LeasedOrder) -> None:
         """Run an order and create its shard.
@@ -192,24 +198,34 @@ class Worker:
         return digests
 
     async def _renew_leases(self) -> None:
-        """Renew the leases of all orders in progress; cancel an order whose lease is lost."""
+        """Renew the leases of all orders in progress, in rounds that begin a pause apart."""
+        slots = asyncio.Semaphore(RENEWALS_CONCURRENT_MAX)
         while True:
-            await asyncio.sleep(self._config.lease_ttl_s / RENEWALS_PER_TTL)
-            for task, leased in list(self._tasks.items()):
-                number = leased.order.number
-                try:
-                    renewed = await asyncio.to_thread(self._leasing.renew, leased)
-                except (ConflictError, CorruptError) as error:
-                    if task not in self._tasks:
-                        continue  # it was given back meanwhile
-                    self._note(f"order {number} is another worker's now: {error}")
-                    task.cancel()
-                    await asyncio.to_thread(self._leasing.lost, leased)
-                except TransientError as error:
-                    self._note(f"the lease of order {number} cannot be renewed; retrying: {error}")
-                else:
-                    if task in self._tasks:
-                        self._tasks[task] = renewed
+            renewals = [self._renew(task, leased, slots) for task, leased in self._tasks.items()]
+            pause_s = self._config.lease_ttl_s / RENEWALS_PER_TTL
+            await gather([asyncio.sleep(pause_s), *renewals])
+
+    async def _renew(
+        self, task: asyncio.Task[None], leased: LeasedOrder, slots: asyncio.Semaphore
+    ) -> None:
+        """Renew the lease of an order in progress; cancel the order if the lease is lost."""
+        number = leased.order.number
+        async with slots:
+            if task not in self._tasks:
+                return  # it is done, or was given back meanwhile
+            try:
+                renewed = await asyncio.to_thread(self._leasing.renew, leased)
+            except (ConflictError, CorruptError) as error:
+                if task not in self._tasks:
+                    return
+                self._note(f"order {number} is another worker's now: {error}")
+                task.cancel()
+                await asyncio.to_thread(self._leasing.lost, leased)
+            except TransientError as error:
+                self._note(f"the lease of order {number} cannot be renewed; retrying: {error}")
+            else:
+                if task in self._tasks:
+                    self._tasks[task] = renewed
 
     async def _drain(self) -> None:
         """Finish orders for `drain_s`, give back the rest; give back all if no worker is needed."""
@@ -221,20 +237,23 @@ class Worker:
             await self._wait_for_order(
                 asyncio.sleep(min(remaining_s, self._config.poll_interval_s))
             )
+        await cancel(self._tasks)
         while self._tasks:
             task, leased = self._tasks.popitem()
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled():
+            if task.done() and not task.cancelled():
                 task.result()
-                continue
-            try:
-                await asyncio.to_thread(self._leasing.give_back, leased)
-            except AstraFlowError as error:
-                self._note(
-                    f"order {leased.order.number} could not be given back; its lease will expire: "
-                    f"{error}"
-                )
+            else:
+                await self._give_back(leased)
+
+    async def _give_back(self, leased: LeasedOrder) -> None:
+        """Release the lease of an order without a shard."""
+        try:
+            await asyncio.to_thread(self._leasing.give_back, leased)
+        except AstraFlowError as error:
+            self._note(
+                f"order {leased.order.number} could not be given back; its lease will expire: "
+                f"{error}"
+            )
 
     async def _report_progress(self) -> None:
         """Update the progress in the heartbeat, periodically."""

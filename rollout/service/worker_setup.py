@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 from rollout.config import RolloutConfig, SamplingConfig
+from rollout.service import event_loop
 from rollout.service.agent_pool import AgentPool, check_agent_pool, open_agent_pool
 from rollout.service.weight_sync import WeightSync
 from rollout.service.worker import Worker
@@ -81,7 +82,7 @@ def work(
             await pool.close()
 
     policies = check_agent_pool(config, sampling)
-    asyncio.run(serve())
+    event_loop.run(serve())
 
 
 def _weights_store(

@@ -3,7 +3,7 @@
 Shape legend: T tokens of all rows, R rows.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -28,7 +28,25 @@ class TokenLists:
     @classmethod
     def from_table(cls, table: Table, names: Iterable[str]) -> "TokenLists":
         """Read the columns `names`; CorruptError when two of them differ in the length of a row."""
-        columns = {name: lists(table, name) for name in names}
+        return cls._aligned({name: lists(table, name) for name in names})
+
+    @classmethod
+    def from_rows(cls, columns: Mapping[str, Sequence[NDArray[Any]]]) -> "TokenLists":
+        """Join the arrays of one row or more, by column; CorruptError as `from_table`."""
+        return cls._aligned(
+            {
+                name: (
+                    np.concatenate(rows),
+                    np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32),
+                )
+                for name, rows in columns.items()
+            }
+        )
+
+    @classmethod
+    def _aligned(
+        cls, columns: Mapping[str, tuple[NDArray[Any], NDArray[np.int32]]]
+    ) -> "TokenLists":
         (first, (_, first_offsets)), *others = columns.items()
         for name, (_, offsets) in others:
             if (rows := np.flatnonzero(np.diff(offsets) != np.diff(first_offsets))).size:

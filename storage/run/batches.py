@@ -25,7 +25,7 @@ from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 from storage.records.numbers import Count, Number, UnixTime
 from storage.records.rollouts import NOT_SAMPLED
 from storage.records.types import Bool, Int32
-from storage.run.shards import check_temperatures
+from storage.run.shard_checks import check_temperatures
 from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 

@@ -5,9 +5,10 @@
     header   order attempt worker region weights policy_sets
              | groups: prompt, episodes: reward metrics error failure_kind seconds
 
-The header keeps episodes that failed without a sequence. `decode` validates everything: a shard
-that it returns fulfils every promise of `storage.records.rollouts.Sequence`. Log-probabilities and
-rewards may be NaN or infinite: such a value spoils one sequence, which the dataflow filters.
+The header keeps episodes that failed without a sequence. `decode` validates everything
+(`shard_checks.py`): a shard that it returns fulfils every promise of
+`storage.records.rollouts.Sequence`. Log-probabilities and rewards may be NaN or infinite: such a
+value spoils one sequence, which the dataflow filters.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,10 +17,8 @@ from itertools import islice
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from storage import layout, plain_names
-from storage.config_model import TEMPERATURE_MAX, TEMPERATURE_MIN
+from storage import layout
 from storage.errors import ConflictError, CorruptError
 from storage.formats import arrow_files
 from storage.formats.arrow_files import DICTIONARY, Table, list_of, schema_of
@@ -28,7 +27,6 @@ from storage.formats.ragged_lists import TokenLists
 from storage.plain_names import new_write_id
 from storage.records.numbers import Count, Number, UnixTime
 from storage.records.rollouts import (
-    NOT_SAMPLED,
     Episode,
     FailureKind,
     Group,
@@ -36,19 +34,19 @@ from storage.records.rollouts import (
     Sequence,
     Shard,
 )
-from storage.records.types import Bool, Int8, Int32
+from storage.run.shard_checks import (
+    TOKEN_DTYPES,
+    check_failure,
+    check_finish_reasons,
+    check_policies,
+    check_policy_names,
+    check_temperatures,
+    check_tokens,
+)
 from storage.store.object_store import ObjectStore, read_twice
 
 KIND = "shard"
-FINISH_REASONS = frozenset({"stop", "length", "abort"})
-
-TOKEN_COLUMNS = {
-    "tokens": list_of(pa.int32()),
-    "loss_mask": list_of(pa.bool_()),
-    "logprobs": list_of(pa.float32()),
-    "owners": list_of(pa.int8()),
-    "versions": list_of(pa.int32()),
-}
+TOKEN_COLUMNS = {name: list_of(pa.from_numpy_dtype(dtype)) for name, dtype in TOKEN_DTYPES.items()}
 SCHEMA = schema_of(
     {
         "group": pa.int32(),
@@ -227,21 +225,10 @@ def _episode(header: _EpisodeHeader, sequences: Iterator[Sequence]) -> Episode:
 
 def _check_header(header: _Header) -> None:
     for episode in (episode for group in header.groups for episode in group.episodes):
-        if episode.failure_kind is not None and episode.error is None:
-            raise CorruptError(
-                f"an episode of a shard has the failure kind {episode.failure_kind} and no error"
-            )
+        check_failure(episode.error, episode.failure_kind)
     for policies in header.policy_sets:
-        if len(set(policies)) < len(policies):
-            raise CorruptError(f"a shard's policy set {list(policies)} names a policy twice")
-    for policy in {
-        *header.weights,
-        *(policy for policies in header.policy_sets for policy in policies),
-    }:
-        if not layout.NAME.fullmatch(policy):
-            raise CorruptError(
-                f"a shard has the policy {plain_names.quoted(policy)}, which is not a valid name"
-            )
+        check_policies(policies)
+    check_policy_names(header.weights)
 
 
 def _check_keys(table: Table, header: _Header) -> None:
@@ -279,10 +266,9 @@ def _sequences(table: Table, policy_sets: tuple[tuple[str, ...], ...]) -> list[S
             f"a shard's policy_set names one of {len(policy_sets)} sets that does not exist"
         )
     set_sizes = np.array([len(policies) for policies in policy_sets], dtype=np.int64)
-    _check_tokens(lists, set_sizes[set_indices])
+    check_tokens(lists, set_sizes[set_indices])
     reasons = arrow_files.strings(table, "finish_reason")
-    if unknown := set(reasons) - FINISH_REASONS:
-        raise CorruptError(f"a shard has the unknown finish reasons {sorted(unknown)}")
+    check_finish_reasons(reasons)
     rows = zip(
         *(lists.rows(name) for name in TOKEN_COLUMNS),
         [policy_sets[index] for index in set_indices.tolist()],
@@ -321,36 +307,3 @@ def _sequences(table: Table, policy_sets: tuple[tuple[str, ...], ...]) -> list[S
             reason,
         ) in rows
     ]
-
-
-def check_temperatures(values: NDArray[np.float64]) -> None:
-    """Raise CorruptError for the first of `values` [rows] that is not a valid temperature."""
-    is_valid = (values == 0) | ((values >= TEMPERATURE_MIN) & (values <= TEMPERATURE_MAX))
-    if (wrong_rows := np.flatnonzero(~is_valid)).size:
-        row = wrong_rows[0]
-        raise CorruptError(
-            f"row {row}: the temperature is {values[row]:g}; "
-            f"it is 0, or from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}"
-        )
-
-
-def _check_tokens(lists: TokenLists, num_policies: NDArray[np.int64]) -> None:
-    """Check every token against the promises of `Sequence`. `num_policies` [rows]."""
-    owners: Int8 = lists.values["owners"]
-    versions: Int32 = lists.values["versions"]
-    mask: Bool = lists.values["loss_mask"]
-    sampled = owners != NOT_SAMPLED
-    lists.raise_where(lists.values["tokens"] < 0, "tokens are negative")
-    lists.raise_where(
-        (owners < NOT_SAMPLED) | (owners >= lists.repeat(num_policies)),
-        "owners name a policy that does not exist",
-    )
-    lists.raise_where(mask & ~sampled, "loss_mask is True on a token that was not sampled")
-    lists.raise_where(sampled & (versions < 0), "versions are negative on a sampled token")
-    lists.raise_where(
-        ~sampled & (versions != NOT_SAMPLED), "versions name one on a token that was not sampled"
-    )
-    lists.raise_where(
-        ~sampled & (lists.values["logprobs"] != 0),
-        "logprobs are not 0 on a token that was not sampled",
-    )

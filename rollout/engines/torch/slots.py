@@ -77,7 +77,9 @@ class Slots:
             logits[rows] = truncate(logits[rows], integers[_TOP_K][rows], reals[_TOP_P][rows])
         tokens, logprobs = draw(logits, uniform(integers[_COUNTER]))
         if greedy is not None:
-            tokens[plan.greedy], logprobs[plan.greedy] = greedy, 0.0
+            # The clamp keeps NaN, by which `batch.py` notices logits that are no numbers.
+            tokens[plan.greedy] = greedy
+            logprobs[plan.greedy] = logprobs[plan.greedy].clamp(0.0, 0.0)
         integers[_TOKEN] = tokens
         integers[_POSITION : _COUNTER + 1] += self._step
         return self._to_host(tokens, logprobs)

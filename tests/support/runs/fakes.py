@@ -157,6 +157,7 @@ def scripted_player(
     """A player whose engine has `version` loaded."""
     engine = ScriptedEngine(EngineConfig(), {"script": script, "delay_s": delay_s})
     engine._version = version
+    engine._digests[version] = f"digest of version {version}"
     return Player(
         policy, engine, tiny_chat(), SamplingConfig(temperature=temperature, max_new_tokens=64)
     )

@@ -176,15 +176,16 @@ async def test_a_question_that_kills_every_child_is_given_up(
         pool.close()
 
 
-async def test_a_question_that_ends_a_used_child_is_judged_by_a_new_one() -> None:
+def test_children_that_died_while_idle_are_no_attempts_of_the_next_question() -> None:
     pool = JudgePool(timeout_s=30.0, judges_max=1)
-    pool._idle = used = [Judge(), Judge()]
-    pids = [judge.pid for judge in used]
+    dead = [Judge(), Judge()]
+    pool._idle = list(dead)
     try:
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        assert await pool.equal("x+1", "1+x")
-        assert [judge.pid in pids for judge in pool._idle] == [True, False]
+        for judge in dead:
+            os.kill(judge.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, judge.pid, os.WEXITED | os.WNOWAIT)
+        assert asyncio.run(pool.equal("x+1", "1+x"))
+        assert judge_of(pool) not in dead
     finally:
         pool.close()
 
@@ -200,6 +201,14 @@ async def test_a_child_whose_memory_is_full_is_replaced_after_its_answer(
         assert await pool.equal("x+2", "2+x")
     finally:
         pool.close()
+
+
+async def test_a_closed_pool_gives_no_further_verdict() -> None:
+    pool = JudgePool(timeout_s=30.0, judges_max=1)
+    pool.close()
+    with pytest.raises(JudgeFailedError, match="the pool of judges was closed before the answer"):
+        await pool.equal("x+1", "1+x")
+    assert pool._in_progress == {}
 
 
 async def test_closing_stops_the_child_processes() -> None:

@@ -1,5 +1,7 @@
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,10 +20,12 @@ from rollout.engines.engine import EngineFailedError, GenerationAbortedError
 from rollout.rewards.judge_process import JudgeFailedError, JudgeTimeoutError
 from rollout.rewards.math_reward import MathReward
 from rollout.rewards.reward import Judgement, make_reward
+from rollout.service import event_loop
 from rollout.service.episode_runner import run_episode, run_group, run_prompts
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError, CorruptError, TransientError
-from storage.records.rollouts import Episode, FailureKind, Prompt
+from storage.records.rollouts import Episode, FailureKind, Prompt, Sequence
+from tests.support.patience import PATIENCE_S
 from tests.support.runs import builders
 from tests.support.runs.fakes import (
     ScriptedEngine,
@@ -36,17 +40,27 @@ from tests.support.runs.fakes import (
 PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})
 
 
+UNSTORABLE = "ValueError: the workflow returned an episode that cannot be stored: "
+
+
+def sequence(**changes: object) -> Sequence:
+    """A sequence that the policy of these tests sampled, with `changes`."""
+    return replace(builders.sequence(policies=("solver",)), **changes)  # type: ignore[arg-type]  # the tests choose the fields
+
+
 class Plays:
     """A workflow with a given effect."""
 
     roles: tuple[str, ...] = ("solver",)
 
     def __init__(
-        self, episode: object = None, error: Exception | None = None, hangs: bool = False
+        self, episode: object = None, error: BaseException | None = None, hangs: bool = False
     ) -> None:
         self.episode, self.error, self.hangs = episode, error, hangs
+        self.started = asyncio.Event()
 
     async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        self.started.set()
         if self.error:
             raise self.error
         if self.hangs:
@@ -251,6 +265,58 @@ async def test_exceptions_of_rewards_and_of_workflows_have_different_failure_kin
             Episode(sequences=(), reward=0.0, metrics={"x": float("inf")}),
             "ValueError: the workflow's metric x is inf; it must be a finite number",
         ),
+        (
+            Episode(sequences=(sequence(temperature=float("nan")),), reward=0.0),
+            "ValueError: the workflow's temperature of sequence 0 is nan; it must be a finite number",
+        ),
+        (
+            Episode(sequences=(), reward=0.0, error="bad \udc80", failure_kind=FailureKind.TOOL),
+            f"{UNSTORABLE}error has the lone surrogate U+DC80 as character 5, which is no text",
+        ),
+        (
+            Episode(sequences=(), reward=0.0, error=ValueError("x"), failure_kind=FailureKind.TOOL),  # type: ignore[arg-type]  # the very thing under test
+            f"{UNSTORABLE}error is of the type ValueError; it must be text",
+        ),
+        (
+            Episode(sequences=(), reward=0.0, error="x", failure_kind="mine"),  # type: ignore[arg-type]  # the very thing under test
+            f"{UNSTORABLE}the failure kind 'mine' is none of model, environment, tool, reward, "
+            "timeout, infrastructure, workflow_bug",
+        ),
+        (
+            Episode(sequences=(), reward=0.0, metrics={"a\udc80": 1.0}),
+            f"{UNSTORABLE}the name of a metric has the lone surrogate U+DC80 as character 2, which "
+            "is no text",
+        ),
+        (
+            Episode(sequences=(sequence(name="a\udc80"),), reward=0.0),
+            f"{UNSTORABLE}row 0: name has the lone surrogate U+DC80 as character 2, which is no text",
+        ),
+        (
+            Episode(sequences=(sequence(), sequence(name=None)), reward=0.0),
+            f"{UNSTORABLE}row 1: name is of the type NoneType; it must be text",
+        ),
+        (
+            Episode(sequences=(sequence(temperature=-1.0),), reward=0.0),
+            f"{UNSTORABLE}row 0: the temperature is -1; it is 0, or from 1e-12 to 1e+12",
+        ),
+        (
+            Episode(sequences=(sequence(loss_mask=np.array([False, True])),), reward=0.0),
+            f"{UNSTORABLE}row 0: loss_mask and tokens differ in length",
+        ),
+        (
+            Episode(sequences=(sequence(loss_mask=np.array([True] * 5)),), reward=0.0),
+            f"{UNSTORABLE}row 0, token 0: loss_mask is True on a token that was not sampled",
+        ),
+        (
+            Episode(sequences=(sequence(policies=("judge",)),), reward=0.0),
+            "ValueError: sequence 0 of the workflow names the policy judge; the workflow's policies "
+            "are solver",
+        ),
+        (
+            Episode(sequences=(sequence(versions=np.array([-1, -1, 0, 3, 3])),), reward=0.0),
+            "ValueError: sequence 0 of the workflow names version 3 of solver, which was not loaded "
+            "here; use the versions of the answers",
+        ),
     ],
 )
 async def test_an_episode_that_cannot_be_stored_is_a_failed_episode(
@@ -261,9 +327,160 @@ async def test_an_episode_that_cannot_be_stored_is_a_failed_episode(
     assert (episode.error, episode.failure_kind) == (error, FailureKind.WORKFLOW_BUG)
 
 
+async def test_arrays_of_other_types_are_stored_as_those_of_a_sequence() -> None:
+    given = sequence(
+        tokens=[11, 12, 40, 41, 2],
+        owners=np.array([-1, -1, 0, 0, 0]),
+        policies=["solver"],
+    )
+    failed = Episode(sequences=[given], reward=0.0, error="x", failure_kind="tool")  # type: ignore[arg-type]  # the very thing under test
+    pool = pool_of(Plays(failed), solver=scripted_player("solver", solve))
+    episode = await run_episode(pool, PROMPT, seed=0)
+    assert (episode.error, episode.failure_kind) == ("x", FailureKind.TOOL)
+    (stored,) = episode.sequences
+    assert (stored.tokens.dtype, stored.tokens.tolist()) == (np.int32, [11, 12, 40, 41, 2])
+    assert (stored.owners.dtype, stored.owners.tolist()) == (np.int8, [-1, -1, 0, 0, 0])
+    assert stored.policies == ("solver",)
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("no message")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("file \udc80"), "ValueError: file ?"),
+        (
+            UnreadableError(),
+            "UnreadableError: its message cannot be read: __str__ raised AttributeError",
+        ),
+        (SystemExit(3), "RuntimeError: the workflow called sys.exit(3)"),
+        (
+            asyncio.CancelledError(),
+            "CancelledError: something that the workflow awaited was cancelled",
+        ),
+        (BaseExceptionGroup("two", [SystemExit(1)]), "SystemExit: 1"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+async def test_any_exception_of_a_workflow_is_a_failed_episode(
+    error: BaseException, message: str
+) -> None:
+    pool = pool_of(Plays(error=error), solver=scripted_player("solver", solve))
+    group = await run_group(pool, PROMPT, 2, seed=0)
+    assert [(episode.error, episode.failure_kind) for episode in group.episodes] == [
+        (message, FailureKind.WORKFLOW_BUG)
+    ] * 2
+
+
+async def test_an_exception_of_a_reward_without_a_message_is_a_failure_of_the_reward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Judged, "error", UnreadableError())
+    workflow = SingleTurn(make_reward(f"{__name__}:Judged", 1.0))
+    pool = pool_of(workflow, solver=scripted_player("solver", solve))
+    episode = await run_episode(pool, PROMPT, seed=0)
+    assert (episode.failure_kind, episode.error) == (
+        FailureKind.REWARD,
+        "RewardFailedError: UnreadableError: its message cannot be read: __str__ raised AttributeError",
+    )
+
+
+async def test_the_first_error_of_a_group_decides_kind_and_message() -> None:
+    error = ExceptionGroup("two", [ToolFailedError("no shell"), ConnectionError("reset")])
+    pool = pool_of(Plays(error=error), solver=scripted_player("solver", solve))
+    episode = await run_episode(pool, PROMPT, seed=0)
+    assert (episode.failure_kind, episode.error) == (
+        FailureKind.TOOL,
+        "ToolFailedError: no shell",
+    )
+
+
+class AwaitsCancelled:
+    """A workflow that awaits a task of its own which was cancelled."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        inner = asyncio.create_task(asyncio.Event().wait())
+        inner.cancel()
+        await inner
+        raise AssertionError("the task was cancelled")
+
+
+async def test_a_cancelled_task_of_a_workflow_is_a_failed_episode() -> None:
+    pool = pool_of(AwaitsCancelled(), solver=scripted_player("solver", solve))
+    (group,) = await run_prompts(pool, [PROMPT], 2, seed=0)
+    assert [(episode.error, episode.failure_kind) for episode in group.episodes] == [
+        (
+            "CancelledError: something that the workflow awaited was cancelled",
+            FailureKind.WORKFLOW_BUG,
+        )
+    ] * 2
+
+
+async def test_the_cancellation_of_an_episode_is_no_failure() -> None:
+    workflow = Plays(hangs=True)
+    pool = pool_of(workflow, solver=scripted_player("solver", solve))
+    ended: list[Episode] = []
+    task = asyncio.create_task(run_episode(pool, PROMPT, 0, ended.append))
+    await workflow.started.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert (task.cancelled(), ended, pool.running) == (True, [], 0)
+
+
+class IgnoresCancellation:
+    """A workflow that continues after its cancellation, until `released`."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        while not self.released.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.released.wait()
+        return Episode(sequences=(), reward=0.0)
+
+
+async def test_a_workflow_that_ignores_its_time_limit_is_abandoned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(event_loop, "CANCEL_LIMIT_S", 0.01)
+    workflow = IgnoresCancellation()
+    pool = pool_of(workflow, timeout_s=0.01, solver=scripted_player("solver", solve))
+    async with asyncio.timeout(PATIENCE_S):
+        episode = await run_episode(pool, PROMPT, seed=0)
+    workflow.released.set()
+    assert (episode.error, episode.failure_kind) == ("timeout after 0.01 s", FailureKind.TIMEOUT)
+    assert pool.running == 0
+
+
+class ChangesPrompt:
+    """A workflow that writes something into its prompt that cannot be stored."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        prompt.fields["tries"] = [*prompt.fields.get("tries", ()), self]
+        return Episode(sequences=(), reward=float(len(prompt.fields["tries"])))
+
+
+async def test_a_workflow_cannot_change_the_prompt_of_its_group() -> None:
+    prompt = Prompt("p/0", {"question": "7+8-3=?"})
+    pool = pool_of(ChangesPrompt(), solver=scripted_player("solver", solve))
+    group = await run_group(pool, prompt, 2, seed=0)
+    assert group.prompt.fields == {"question": "7+8-3=?"}
+    assert [episode.reward for episode in group.episodes] == [1.0, 1.0]
+
+
 async def test_a_workflow_can_return_a_failed_episode_with_its_sequences() -> None:
     failed = Episode(
-        sequences=(builders.sequence(starts_episode=False),),
+        sequences=(builders.sequence(policies=("solver",), starts_episode=False),),
         reward=0.0,
         error="no shell",
         failure_kind=FailureKind.TOOL,
@@ -290,6 +507,38 @@ async def test_a_broken_engine_is_not_an_episode_failure() -> None:
     pool = pool_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", broken))
     with pytest.raises(EngineFailedError, match="out of memory"):
         await run_prompts(pool, [PROMPT, PROMPT], 2, seed=0)
+
+
+class HidesEngineErrors:
+    """A workflow whose exception only has that of the engine in it."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    def __init__(self, way: str) -> None:
+        self._way = way
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        answer = agents["solver"].respond([user(prompt.fields["question"])])
+        if self._way == "group":
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(answer)
+        try:
+            await answer
+        except EngineFailedError as error:
+            if self._way == "cause":
+                raise RuntimeError("the turn failed") from error
+            raise RuntimeError("the turn failed") from None
+        raise AssertionError("the engine is broken")
+
+
+@pytest.mark.parametrize("way", ["group", "cause", "context"])
+async def test_a_broken_engine_is_found_in_the_exception_of_a_workflow(way: str) -> None:
+    def broken(_prompt: str, _seed: int) -> str:
+        raise EngineFailedError("the engine ran out of memory")
+
+    pool = pool_of(HidesEngineErrors(way), solver=scripted_player("solver", broken))
+    with pytest.raises(EngineFailedError, match=r"^the engine ran out of memory$"):
+        await run_prompts(pool, [PROMPT], 2, seed=0)
 
 
 async def test_equal_seeds_give_equal_episodes_and_samples_differ() -> None:

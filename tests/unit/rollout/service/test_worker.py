@@ -1,14 +1,21 @@
 import asyncio
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from rollout.agents.chat import user
 from rollout.agents.workflow import Agent
 from rollout.config import RegionConfig
 from rollout.engines.engine import EngineFailedError
-from rollout.service.worker import Worker
+from rollout.rewards.reward import Reward
+from rollout.service import event_loop
+from rollout.service.worker import RENEWALS_CONCURRENT_MAX, Worker
+from rollout.service.worker_setup import STORE_THREADS_MAX
 from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
@@ -187,31 +194,114 @@ class Steps:
         await self._sleep(0)
 
 
+def worker_with_orders(
+    store: ObjectStore, count: int, ends: Callable[[], Coroutine[Any, Any, None]]
+) -> Worker:
+    """A worker with the leases of `count` new orders; each order ends as `ends()` does."""
+    write_orders(store, count)
+    heartbeat_writer = HeartbeatWriter(
+        store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0, region="us-east"
+    )
+    lifetime = Lifetime(store, heartbeat_writer, threading.Event())
+    settings = config(lease_ttl_s=36.0)
+    run, at_home = traffic.counted(store)
+    worker = Worker(run, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", at_home, None)
+    for _ in range(count):
+        claim = worker._leasing.next()
+        assert claim is not None
+        worker._tasks[asyncio.create_task(ends())] = claim
+    return worker
+
+
 async def test_leases_of_all_active_orders_are_renewed_three_times_per_ttl(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_orders(memory_store, 2)
-    heartbeat_writer = HeartbeatWriter(
-        memory_store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0, region="us-east"
-    )
-    lifetime = Lifetime(memory_store, heartbeat_writer, threading.Event())
-    settings = config(lease_ttl_s=36.0)
-    run, at_home = traffic.counted(memory_store)
-    worker = Worker(run, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", at_home, None)
-    played = asyncio.get_running_loop().create_future()
-    for _ in range(2):
-        claim = worker._leasing.next()
-        assert claim is not None
-        worker._tasks[asyncio.ensure_future(asyncio.shield(played))] = claim  # type: ignore[index]  # all it is asked is to end
+    played = asyncio.Event()
+
+    async def play() -> None:
+        await played.wait()
+
+    worker = worker_with_orders(memory_store, 2, play)
     steps = Steps(3)
     monkeypatch.setattr(asyncio, "sleep", steps)
     with pytest.raises(asyncio.CancelledError):
         await worker._renew_leases()
     monkeypatch.undo()
     assert steps.asked == [12.0] * 4
-    assert [held(memory_store, number).renewals for number in range(2)] == [3, 3]
-    assert [claim.lease.renewals for claim in worker._tasks.values()] == [3, 3]
-    played.set_result(None)
+    assert [held(memory_store, number).renewals for number in range(2)] == [4, 4]
+    assert [claim.lease.renewals for claim in worker._tasks.values()] == [4, 4]
+    played.set()
+    await asyncio.gather(*worker._tasks)
+
+
+class Together:
+    """A backend that completes writes of leases only in groups of `count` concurrent ones."""
+
+    def __init__(self, backend: Backend, count: int) -> None:
+        self.most = 0
+        """Most concurrent writes."""
+        self._backend = backend
+        self._current = 0
+        self._lock = threading.Lock()
+        self._barrier = threading.Barrier(count, timeout=PATIENCE_S)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backend, name)
+
+    def write(self, key: str, body: bytes) -> None:
+        with self._lock:
+            self._current += 1
+            self.most = max(self.most, self._current)
+        self._barrier.wait()
+        with self._lock:
+            self._current -= 1
+        self._backend.write(key, body)
+
+
+async def test_leases_are_renewed_concurrently_up_to_a_limit_and_during_the_pause(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(STORE_THREADS_MAX))
+    played = asyncio.Event()
+
+    async def play() -> None:
+        await played.wait()
+
+    backend = Together(memory_store.backend, RENEWALS_CONCURRENT_MAX)
+    count = 2 * RENEWALS_CONCURRENT_MAX
+    worker = worker_with_orders(replace(memory_store, backend=backend), count, play)
+    pauses = list[float]()
+
+    def renewals() -> list[int]:
+        return [claim.lease.renewals for claim in worker._tasks.values()]
+
+    async def pause(delay: float) -> None:
+        """Take until all leases are renewed, then end the worker."""
+        pauses.append(delay)
+        while renewals() != [1] * count:
+            await asyncio.wait([asyncio.create_task(asyncio.to_thread(int))])
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(PATIENCE_S):
+            await worker._renew_leases()
+    monkeypatch.undo()
+    assert (renewals(), pauses) == ([1] * count, [12.0])
+    assert backend.most == RENEWALS_CONCURRENT_MAX
+    played.set()
+    await asyncio.gather(*worker._tasks)
+
+
+async def test_an_order_cancelled_by_its_own_code_is_released(memory_store: ObjectStore) -> None:
+    async def play() -> None:
+        raise asyncio.CancelledError
+
+    worker = worker_with_orders(memory_store, 1, play)
+    await worker._wait_for_order(asyncio.Event().wait())
+    assert worker._tasks == {}
+    assert held(memory_store, 0).released
+    assert worker._heartbeat.last.note == "order 0 was cancelled by its own code"
 
 
 class _NeverPlays:
@@ -219,6 +309,63 @@ class _NeverPlays:
 
     async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
         raise AssertionError("nothing is played here")
+
+
+class IgnoresCancellation:
+    """A workflow that continues after every cancellation."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    def __init__(self, reward: Reward) -> None: ...
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+
+def test_a_worker_leaves_although_its_workflow_ignores_cancellation(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_loop, "CANCEL_LIMIT_S", 0.05)
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 2)
+    settings = config(f"{__name__}:IgnoresCancellation", drain_s=0.0)
+    with RunningWorker(memory_store, settings) as worker:
+        until(lambda: progress_of(worker.beat, RolloutProgress).running == 8)
+        worker.stop()
+        worker.join()
+    assert [held(memory_store, number).released for number in range(2)] == [True, True]
+    assert [shards.exists(memory_store, number) for number in range(2)] == [False, False]
+
+
+class Spoils:
+    """A workflow whose episodes of the first prompt of an order cannot be stored."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    def __init__(self, reward: Reward) -> None: ...
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        turn = await agents["solver"].respond([user(prompt.fields["question"])])
+        sequence = turn.context.sequence(1.0)
+        if prompt.id == "p/0/0":
+            sequence = replace(sequence, name="\udc80", policies=("judge",))
+        return Episode(sequences=(sequence,), reward=1.0)
+
+
+def test_an_episode_that_cannot_be_stored_does_not_spoil_its_shard(
+    memory_store: ObjectStore,
+) -> None:
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 1)
+    with RunningWorker(memory_store, config(f"{__name__}:Spoils")) as worker:
+        until(answered(memory_store, 1))
+        worker.stop()
+        worker.join()
+    bad, good = shards.read(memory_store, 0).groups
+    assert [episode.failure_kind for episode in bad.episodes] == [FailureKind.WORKFLOW_BUG] * 2
+    assert [(episode.error, episode.reward) for episode in good.episodes] == [(None, 1.0)] * 2
 
 
 def test_workers_end_when_the_dataflow_needs_no_more_shards(memory_store: ObjectStore) -> None:

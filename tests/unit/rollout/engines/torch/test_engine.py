@@ -116,14 +116,13 @@ def test_a_freed_slot_is_filled_by_the_last_sequence_which_continues_unchanged()
     ]
 
 
-async def test_an_error_of_the_loop_fails_every_request() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_an_error_of_the_loop_fails_every_request(temperature: float) -> None:
     """NaN logits stop the engine; a trainer that diverged publishes such weights."""
+    sampling = SamplingParams(temperature=temperature, max_new_tokens=8000)
     engine = TorchRolloutEngine(EngineConfig(max_concurrent=2, max_tokens=8192), CONFIG)
     await engine.load(0, counting(1))
-    pending = [
-        asyncio.ensure_future(engine.generate([1], SamplingParams(max_new_tokens=8000)))
-        for _ in range(3)
-    ]
+    pending = [asyncio.ensure_future(engine.generate([1], sampling)) for _ in range(3)]
     await asyncio.sleep(0)
     await engine.load(1, chain(lambda token: [float("nan")] * VOCAB))
 
