@@ -16,7 +16,7 @@ the last one may overshoot, by less than one order.
 whose trainer is slower or whose groups are filtered less. The rule "admit while *all* policies are
 short" would slow the fast policies down to the slow one. "While *any* is short" costs no rollout
 that was not needed, and what another policy cannot use expires by staleness. A policy whose trainer
-stands still expires nothing, though, and its backlog would grow: nothing is admitted while any
+makes no progress expires nothing, though, and its backlog would grow: nothing is admitted while any
 unfinished policy has more than `BACKLOG_MAX` times the (S + 1) · B sequences that staleness could
 ever let it use. Its trainer, once it runs, always brings it below that again: it has batches to
 train on, and each one makes rows too old. So the bound delays, but never deadlocks.

@@ -15,7 +15,7 @@ SPLITS = ("train", "test")
 TEST_SHARE = 5
 """One expression in this many belongs to `test`."""
 ATTEMPTS_MAX = 1000
-"""Draws until an expression of the split is drawn; the chance that none is lies below 1e-90."""
+"""Draws until an expression of the split is drawn; the chance that none is drawn is below 1e-90."""
 
 _EXPRESSION = re.compile(r"[1-9](?:[+-][1-9])+")
 _TERM = re.compile(r"([+-])([1-9])")

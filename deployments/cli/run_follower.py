@@ -52,7 +52,7 @@ class Followed:
     flow_run_id: str
     links: dict[str, str]
     home: Home
-    stood: Stop | None = None
+    previous_stop: Stop | None = None
     """The stop of an earlier start of the run; until the new supervisor deletes it, this start has
     not begun.
     """
@@ -161,7 +161,8 @@ class Follower:
     def _has_begun(self, run: ObjectStore) -> bool:
         """Whether the store shows this start of the run, and not only an earlier one that ended."""
         return run.exists(layout.RUN) and (
-            self.followed.stood is None or runs.read_stop(run) != self.followed.stood
+            self.followed.previous_stop is None
+            or runs.read_stop(run) != self.followed.previous_stop
         )
 
     def _last(self, seen: Status | None) -> Status:
@@ -174,7 +175,7 @@ class Follower:
         if flow.state == "Failed" and flow.message:
             raise AstraFlowError(f"{run_id}: {flow.message}")
         if seen is None:
-            what = "never began" if self.followed.stood is None else "was not taken up again"
+            what = "never began" if self.followed.previous_stop is None else "was not resumed"
             raise AstraFlowError(
                 f"the run {run_id} {what}: its flow run ended as {flow.state}. "
                 f"{last_words(self.followed)}"
@@ -214,15 +215,15 @@ def cancel(run: ObjectStore) -> Stop:
     return runs.request_stop(run, Stop("cancelled", "cancelled from the command line", time.time()))
 
 
-def cancel_before_it_began(home: Home, run_id: str, stood: Stop | None = None) -> bool:
+def cancel_before_it_began(home: Home, run_id: str, previous_stop: Stop | None = None) -> bool:
     """Cancel a start of the run whose supervisor has not created the run yet, or not deleted the
-    stop `stood` of an earlier start; returns whether Prefect has one.
+    stop `previous_stop` of an earlier start; returns whether Prefect has one.
     """
     up = up_down.reachable(home)
     server = environment.given("PREFECT_API_URL") or (up.prefect_url if up else None)
     if server is None:
         return False
-    since_s = stood.at_s if stood else 0.0
+    since_s = previous_stop.at_s if previous_stop else 0.0
     cancelled, _ = flow_runs.cancel_all(
         *(server, f"run:{run_id}"),
         processes_alive=True,

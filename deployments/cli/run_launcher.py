@@ -97,7 +97,7 @@ def start(home: Home, request: RunRequest, say: Say) -> Followed:
     """Start the run; return the arguments of `watch`. MLflow may still be starting."""
     stack = _stack(home, say)
     store = environment.open_store(home, stack)
-    stood = _refuse_what_cannot_start(request, stack, store)
+    previous_stop = _refuse_what_cannot_start(request, stack, store)
     parameters: dict[str, Any] = {
         "run_id": request.run_id,
         "overrides": _overrides(request, stack),
@@ -120,7 +120,7 @@ def start(home: Home, request: RunRequest, say: Say) -> Followed:
         flow_run_id=flow_run.id,
         links=links,
         home=home,
-        stood=stood,
+        previous_stop=previous_stop,
     )
 
 
@@ -181,13 +181,15 @@ def _refuse_what_cannot_start(request: RunRequest, stack: Stack, store: ObjectSt
     configurations itself.
     """
     config = request.config
-    stood = preflight.refuse_restart(store, request.run_id, config if stack.own_server else None)
+    previous_stop = preflight.refuse_restart(
+        store, request.run_id, config if stack.own_server else None
+    )
     if config is not None:
         preflight.refuse_mirrors_at_home(store, config)
         preflight.refuse_missing_deployments(stack.prefect_url, config)
         if stack.own_server:
             preflight.refuse_what_this_machine_lacks(config)
-    return stood
+    return previous_stop
 
 
 def _stack(home: Home, say: Say) -> Stack:

@@ -127,11 +127,13 @@ def cancel(run: Annotated[str, typer.Argument(help="Run id.")]) -> None:
             raise
         say(f"{run} is cancelled; it had not started")
         return
-    if (stood := stored_runs.read_stop(stored)) is not None:
-        if stood.state != "completed" and run_follower.cancel_before_it_began(home(), run, stood):
+    if (previous_stop := stored_runs.read_stop(stored)) is not None:
+        if previous_stop.state != "completed" and run_follower.cancel_before_it_began(
+            home(), run, previous_stop
+        ):
             say(f"{run} is cancelled; it had not resumed")
         else:
-            say(f"{run} is already {stood.state}: {stood.reason}")
+            say(f"{run} is already {previous_stop.state}: {previous_stop.reason}")
         return
     run_follower.cancel(stored)
     say(

@@ -1,6 +1,4 @@
-"""What a worker counts of its own work, for its heartbeats. Knows nothing of orders' contents or of
-the store.
-"""
+"""Counters of a worker's finished orders, episodes and tokens, for its heartbeats."""
 
 import time
 from collections import deque
@@ -12,7 +10,7 @@ from storage.records.progress import RolloutProgress
 from storage.records.rollouts import NOT_SAMPLED, Episode
 
 WINDOW_S = 10.0
-"""Rates are taken over the last so many seconds."""
+"""Rates are averages over this time, in seconds."""
 
 
 class Throughput:

@@ -38,7 +38,7 @@ class OrdersEnd:
     """No further shard is needed: every policy has all of its batches."""
 
     orders: int
-    """Orders that the writer knows of; a hint."""
+    """Number of orders that the writer has seen; a hint."""
 
 
 class ServiceState(StrEnum):

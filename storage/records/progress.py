@@ -1,7 +1,7 @@
 """Progress records of services: what each kind of service counts and measures, for its heartbeat.
 
 A count goes on from 0 when the service is launched again. A field with a mapping holds one number
-per policy. Every field has a default, which stands for "nothing measured yet".
+per policy. Every field has a default, which means "nothing measured yet".
 
 Example: `RolloutProgress(orders_done=7, tokens_per_s=512.0, refresh_s={"solver": 1.2})`.
 """

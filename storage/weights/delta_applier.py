@@ -30,7 +30,7 @@ could name any number of changes, each of a whole tensor.
 
 
 class BufferPool:
-    """Buffers of tensors that nobody uses any more, by dtype and shape. Safe in many threads."""
+    """Buffers of tensors that are no longer used, by dtype and shape. Safe in many threads."""
 
     def __init__(self, tensors: Iterable[HostTensor], in_use: Iterable[HostTensor] = ()) -> None:
         """Take the buffers of `tensors`, except those that `in_use` share.
@@ -78,7 +78,7 @@ class DeltaApplier:
         """Begin with the tensors `start`, whose digests are verified; their bits stay as they are.
 
         Args:
-            spare: tensors that nobody uses any more. Their buffers are written to, except those
+            spare: tensors that are no longer used. Their buffers are written to, except those
                 that `start` shares.
         """
         self.tensors: Mapping[str, HostTensor] = dict(start)

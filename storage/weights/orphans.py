@@ -53,9 +53,9 @@ def orphans(run: ObjectStore, policy: str, now_s: float) -> list[str]:
 
     A manifest is created once: a folder that has one gets no other, and a writer that was second
     deletes its own files. Only merged deltas are added to a version afterwards, while it is among
-    the newest. So nobody writes to a folder whose manifest is older than `AGE_S` and has `NEWEST`
-    versions after it. In the newest folders, and where there is no manifest, a writer may be active
-    while the run goes on; its files are orphans when the run has been over for `AGE_S`.
+    the newest. So no process writes to a folder whose manifest is older than `AGE_S` and has
+    `NEWEST` versions after it. In the newest folders, and where there is no manifest, a writer may
+    be active while the run goes on; its files are orphans when the run has been over for `AGE_S`.
     """
     keys = [
         key for kind in (layout.WEIGHTS, layout.CHECKPOINTS) for key in run.list(f"{kind}/{policy}")

@@ -72,7 +72,7 @@ class ReadThrough:
     def exists(self, key: str) -> bool:
         """Return whether home has the object; of a manifest, whether the mirror has it, too.
 
-        The mirror does not count while it is away, or once it has been behind for `lag_max_s`.
+        The mirror is left out while it is unreachable, or once it is behind for `lag_max_s`.
         """
         if not key.endswith(f"/{MANIFEST}"):
             return self.home.exists(key)

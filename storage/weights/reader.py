@@ -62,7 +62,7 @@ def read(
     Args:
         loaded: a version in memory. Unchanged tensors are shared with it.
         manifest: that of the version, where the caller has read it already.
-        spare: a version that nobody uses any more. Its memory is written to, because fresh memory
+        spare: a version that is no longer used. Its memory is written to, because fresh memory
             costs more than everything else here.
         memory_bytes: of files that are in memory at once, besides the versions.
 

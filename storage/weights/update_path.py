@@ -1,4 +1,4 @@
-"""The update path: the stored deltas that lead from the version a reader has to the one it wants.
+"""The update path: the stored deltas that lead from the version a reader has to the one it needs.
 
     loaded 13 ──14──▶ ──15──▶ ──16──▶ 16      one delta a version
              8 ──────────────────────▶ 16     a merged delta, which passes over those in between
@@ -113,7 +113,7 @@ def apply_path(
         loaded: the version that the path starts from. Its tensors stay as they are; those that do
             not change are shared with it.
         memory_bytes: of files that are in memory at once.
-        spare: a version that nobody uses any more, whose memory is written to.
+        spare: a version that is no longer used, whose memory is written to.
 
     Raises:
         DamagedPathError: a file is damaged, or does not fit what is listed.

@@ -91,10 +91,10 @@ def test_work_continues_where_a_killed_writer_stopped(local_store: ObjectStore) 
         assert writer.stdout is not None
         writer.stdout.readline()
         writer.send_signal(signal.SIGKILL)
-    stood = local_store.list("shards")
+    previous_stop = local_store.list("shards")
     local_store.create("shards/next", b"x")
     local_store.put("hint", b"y")
-    assert local_store.list("shards") == sorted([*stood, "shards/next"])
+    assert local_store.list("shards") == sorted([*previous_stop, "shards/next"])
 
 
 def test_each_object_has_one_winner_among_concurrent_processes(

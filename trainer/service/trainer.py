@@ -51,7 +51,10 @@ def train(lifetime: Lifetime, policy: str, config: TrainConfig, steps: int, seed
     try:
         _Trainer(lifetime, policy, config, steps).serve(seed)
     except StoppedError as error:
-        note = f"stopped while the store was away; a resumed trainer repeats the last step: {error}"
+        note = (
+            "stopped while the store was unreachable; a resumed trainer repeats the last step: "
+            f"{error}"
+        )
         lifetime.heartbeat.update(note=note)
         log.warning("trainer %s: %s", policy, note)
 

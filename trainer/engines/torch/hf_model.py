@@ -131,8 +131,8 @@ def _check_fit(model_config: Json, weights: Mapping[str, HostTensor]) -> None:
         if name in weights and tuple(tensor.shape) != weights[name].shape
     }
     for fault, names in (
-        ("wants tensors that are not given", missing),
-        ("does not know", unknown),
+        ("needs tensors that are not given", missing),
+        ("has no place for", unknown),
         ("has other shapes for", misshapen),
     ):
         if names:
@@ -154,7 +154,7 @@ def _limited_parameters(num_max: int) -> Iterator[None]:
         num_created += 1
         if num_created > num_max:
             raise CorruptError(
-                "the weights do not fit the model's config.json, which wants more than "
+                "the weights do not fit the model's config.json, which needs more than "
                 f"{num_max} tensors"
             )
 

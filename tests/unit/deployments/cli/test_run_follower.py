@@ -151,13 +151,15 @@ def test_without_a_terminal_ctrl_c_does_not_stop_the_run(followed: Followed) -> 
 def test_a_refused_restart_shows_the_supervisors_message_and_not_the_old_end(
     followed: Followed,
 ) -> None:
-    stood = runs.request_stop(_create(followed.store), Stop("completed", "all done", 5.0))
+    previous_stop = runs.request_stop(_create(followed.store), Stop("completed", "all done", 5.0))
     refused = FlowRun("f", "Failed", True, "run tiny-1 is completed; choose another run id")
     with pytest.raises(
         AstraFlowError, match="tiny-1: run tiny-1 is completed; choose another run id"
     ):
         Follower(
-            replace(followed, stood=stood), _console(False), read_flow=_script(RUNNING, refused)
+            replace(followed, previous_stop=previous_stop),
+            _console(False),
+            read_flow=_script(RUNNING, refused),
         ).follow()
 
 
@@ -174,7 +176,7 @@ def test_a_stopped_run_counts_as_starting_until_its_new_supervisor_clears_the_st
     followed: Followed,
 ) -> None:
     run = _create(followed.store)
-    stood = runs.request_stop(run, Stop("cancelled", "by a person", 5.0))
+    previous_stop = runs.request_stop(run, Stop("cancelled", "by a person", 5.0))
 
     def lift() -> FlowRun:
         runs.clear_stop(run)
@@ -186,7 +188,9 @@ def test_a_stopped_run_counts_as_starting_until_its_new_supervisor_clears_the_st
 
     console = _console(False)
     last = Follower(
-        replace(followed, stood=stood), console, read_flow=_script(RUNNING, lift, end)
+        replace(followed, previous_stop=previous_stop),
+        console,
+        read_flow=_script(RUNNING, lift, end),
     ).follow()
     assert last is not None
     assert last.reason == "all done"

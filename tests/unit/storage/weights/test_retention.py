@@ -299,7 +299,7 @@ def test_gc_killed_at_any_change_loses_no_kept_version_and_the_next_gc_finishes(
             retention.retire(dying, retention.plan(run, "solver", wanted, now_s))
         verbs = [change.partition(" ")[0] for change in backend.changes]
         assert verbs[:3] == ["create"] * len(verbs[:3]), (
-            "a version's data went before all records stood"
+            "a version's data went before all records previous_stop"
         )
         assert [told_of(run, version) for version in (0, 4, 5, 6, 7)] == ["readable"] * 5
         for version in (1, 2, 3):  # unchanged, or retired on purpose: never damaged

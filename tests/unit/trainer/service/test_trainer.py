@@ -570,7 +570,7 @@ def test_a_trainer_stopped_during_a_store_outage_repeats_the_step_after_a_resume
 
     BEFORE_STEP[12] = goes_away
     heartbeat_writer = trained(replace(run, backend=backend), steps=2, stop=stop, seed=12)
-    assert "stopped while the store was away" in heartbeat_writer.last.note
+    assert "stopped while the store was unreachable" in heartbeat_writer.last.note
     assert published(run) == [0]
     trained(run, steps=2)
     assert published(run) == [0, 1, 2]

@@ -111,13 +111,13 @@ def test_masters_are_the_given_weights_rounded_to_float32() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_hidden_layers": 10**5}, "wants more than 1048 tensors"),
+        ({"num_hidden_layers": 10**5}, "needs more than 1048 tensors"),
         ({"hidden_size": 2**62}, "whose sizes are absurd"),
         ({"hidden_size": 2**18}, "has other shapes for: model.embed_tokens.weight"),
         ({"intermediate_size": 2**30}, "has other shapes for: model.layers.0.mlp.down_proj"),
         ({"vocab_size": 2**33}, "has other shapes for: model.embed_tokens.weight"),
-        ({"num_hidden_layers": 3}, "wants tensors that are not given: model.layers.2.input_lay"),
-        ({"num_hidden_layers": 1}, "does not know: model.layers.1.input_layernorm"),
+        ({"num_hidden_layers": 3}, "needs tensors that are not given: model.layers.2.input_lay"),
+        ({"num_hidden_layers": 1}, "has no place for: model.layers.1.input_layernorm"),
     ],
 )
 def test_sizes_beyond_the_weights_are_refused_before_memory_is_allocated(
