@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from data_ops.config import DataConfig, PolicyData
+from data_ops.dataflow import ledger as ledger_module
 from data_ops.dataflow import service as service_module
 from data_ops.dataflow.batch_assembly import UNTRAINABLE_GROUPS, BatchAssembly, stall_reason
 from data_ops.dataflow.ledger import UNREADABLE_SHARD
@@ -223,6 +224,28 @@ def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(
         simulation.run.put(layout.shard(order), b"torn")
     assert simulation.dataflow().done
     assert read_quarantine(simulation.run) == {}
+
+
+def test_fates_that_do_not_fit_a_batch_leave_the_ledger_balanced_after_restarts(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "TABLE_ROWS_MAX", 12)
+    simulation = world(memory_store)
+    for _ in range(40):
+        dataflow = simulation.dataflow()
+        rounds(dataflow, 2)
+        simulation.play(simulation.open_orders())
+        for policy in POLICIES:
+            simulation.train(policy)
+        if dataflow.done:
+            break
+    simulation.check()
+    listed = [
+        len(batch.rows) + len(batch.ledger) + len(batch.waiting)
+        for policy in POLICIES
+        for batch in simulation.batches(policy)
+    ]
+    assert max(listed) <= 12
 
 
 def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: ObjectStore) -> None:
