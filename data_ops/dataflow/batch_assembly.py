@@ -76,11 +76,12 @@ class BatchAssembly:
         seed: int,
         read_shard: ReadShard,
         *,
+        vocab_size: int | None,
         clock: Callable[[], float] = time.time,
         span: Span = no_span,
     ) -> None:
         """Restore the state after the policy's newest batch; `read_shard` gives the shards of the
-        rows that wait after it.
+        rows that wait after it. `vocab_size` is the policy's; None when it is unknown.
 
         Raises CorruptError naming the batch when that cannot be read.
         """
@@ -112,7 +113,7 @@ class BatchAssembly:
             if shard is None:
                 return {}
             self._finished_s[order] = shard.finished_s
-            return all_rows(shard, policy, config)
+            return all_rows(shard, policy, config, vocab_size)
 
         self.ledger = Ledger.restore(policy, data.batch_size, config.max_staleness, newest, rows_of)
 

@@ -127,9 +127,18 @@ class Dataflow:
             order_writer = OrderWriter(
                 run, self._stream, curators(config.curate), config.prompts_per_order, seed
             )
+            vocab_sizes = self._vocab_sizes.read()
             assemblies = [
                 BatchAssembly(
-                    run, policy, data, config, seed, read_shard, clock=self._clock, span=self._span
+                    run,
+                    policy,
+                    data,
+                    config,
+                    seed,
+                    read_shard,
+                    vocab_size=vocab_sizes.get(policy),
+                    clock=self._clock,
+                    span=self._span,
                 )
                 for policy, data in self._policies.items()
             ]

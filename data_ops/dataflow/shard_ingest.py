@@ -92,7 +92,7 @@ def ingest_shard(
     order: int,
     config: DataConfig,
     policies: Sequence[str],
-    vocab_sizes: Mapping[str, int | None] | None = None,
+    vocab_sizes: Mapping[str, int | None],
 ) -> IngestedShard:
     """Ingest the shard of `order` for `policies`, each with the vocabulary size that `vocab_sizes`
     has for it.
@@ -157,14 +157,17 @@ def with_advantages(group: PolicyGroup, config: AdvantageConfig) -> list[BatchRo
     ]
 
 
-def all_rows(shard: Shard, policy: str, config: DataConfig) -> dict[SequenceKey, BatchRow]:
+def all_rows(
+    shard: Shard, policy: str, config: DataConfig, vocab_size: int | None
+) -> dict[SequenceKey, BatchRow]:
     """Return every row of one policy in the shard, before the filters.
 
-    A restart selects the waiting rows from them.
+    A restart selects the waiting rows from them. `vocab_size` must be that of the ingestion: a row
+    outside the vocabulary has no part in its group's mean and deviation.
     """
     return {
         row.key: row
-        for group in route(shard, [policy])[policy]
+        for group in route(shard, [policy], {policy: vocab_size})[policy]
         for row in with_advantages(group, config.advantage)
     }
 

@@ -24,7 +24,8 @@ from storage.records.rollouts import FailureKind, Order, Prompt, Shard
 from storage.run import batches, orders, runs, shards
 from storage.run.quarantine import read_quarantine
 from storage.store.object_store import ObjectStore
-from tests.support.runs.builders import episode, group, row, sequence, shard
+from storage.weights import publisher
+from tests.support.runs.builders import episode, group, row, sequence, shard, tensors
 from tests.support.runs.dataflow_world import (
     POLICIES,
     OutageBackend,
@@ -248,6 +249,40 @@ def test_fates_that_do_not_fit_a_batch_leave_the_ledger_balanced_after_restarts(
     assert max(listed) <= 12
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_waiting_rows_have_the_same_advantages_after_a_restart(
+    memory_store: ObjectStore, restarted: bool
+) -> None:
+    """A sequence outside the vocabulary has the largest reward of its group."""
+    config = DataConfig.model_validate(
+        {"prompts": {"builtin": "chained_addition"}, "samples_per_prompt": 4, "filter": []}
+    )
+    settings = {"steps": 2, "policies": {"solver": {"batch_size": 4}}}
+    run = runs.create_run(memory_store, "r", {**settings, "data": config.model_dump(mode="json")})
+    simulation = World(run, config, {"solver": PolicyData(batch_size=4, steps=2)})
+    files = {"config.json": b'{"vocab_size":64}'}
+    digest = publisher.publish(run, "solver", 0, tensors(0), extra_files=files).digest
+    inside = [group(*(episode(sequence(reward=reward)) for reward in (1.0, 0.0, 0.0, 1.0)))]
+    outside = episode(sequence(answer=(40, 70, 2), reward=5.0))
+    mixed = [group(*(episode(sequence(reward=reward)) for reward in (1.0, 0.0, 0.0)), outside)]
+
+    dataflow = simulation.dataflow()
+    dataflow.round()
+    for number, groups in enumerate((inside + mixed, inside)):
+        weights = {"solver": {0: digest}}
+        shards.create(run, shard(*groups, order=number, weights=weights))
+        dataflow.round()
+        if restarted:
+            dataflow = simulation.dataflow()
+    second = batches.read(run, "solver", 2)
+    assert [row.key for row in second.rows[:3]] == [
+        SequenceKey(0, 1, place, 0) for place in (0, 1, 2)
+    ]
+    assert [float(row.advantages[-1]) for row in second.rows[:3]] == pytest.approx(
+        [2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5], abs=1e-3
+    )
+
+
 def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: ObjectStore) -> None:
     simulation = world(memory_store)
     simulation.finish(simulation.dataflow())
@@ -274,7 +309,7 @@ def test_shards_closed_by_one_policy_are_ingested_again_for_the_other_only(
     def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         requested.extend(numbers)
         return [
-            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies), {})
             for number in numbers
         ]
 
@@ -291,7 +326,7 @@ def test_shards_may_be_ingested_anywhere_and_in_any_order(memory_store: ObjectSt
 
     def backwards(numbers: Sequence[int]) -> list[IngestedShard]:
         return [
-            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies), {})
             for number in reversed(numbers)
         ]
 
@@ -374,7 +409,13 @@ def test_the_demand_of_a_policy_includes_the_lag_of_its_oldest_tokens(
 ) -> None:
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"))
     assembly = BatchAssembly(
-        memory_store, "solver", PolicyData(batch_size=4, steps=9), config, 0, lambda order: None
+        memory_store,
+        "solver",
+        PolicyData(batch_size=4, steps=9),
+        config,
+        0,
+        lambda order: None,
+        vocab_size=None,
     )
     assembly.version = 5
     for order in range(2):
@@ -411,7 +452,7 @@ def test_shards_are_collected_while_no_trainer_is_starved(
     def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         requested.append(list(numbers))
         return [
-            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies), {})
             for number in numbers
         ]
 
@@ -542,7 +583,7 @@ def test_a_round_ingests_a_limited_number_of_shards_and_the_next_round_continues
     def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         requested.append(list(numbers))
         return [
-            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies), {})
             for number in numbers
         ]
 
@@ -571,7 +612,13 @@ def test_a_round_writes_a_limited_number_of_orders(
 def _assembly(store: ObjectStore, policy: str = "solver") -> BatchAssembly:
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"))
     return BatchAssembly(
-        store, policy, PolicyData(batch_size=4, steps=1), config, 0, lambda order: None
+        store,
+        policy,
+        PolicyData(batch_size=4, steps=1),
+        config,
+        0,
+        lambda order: None,
+        vocab_size=None,
     )
 
 
