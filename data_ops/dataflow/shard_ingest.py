@@ -56,11 +56,13 @@ class EpisodeOutcome:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IngestedShard:
-    """One shard, ready for the ledgers. An unreadable one has a `problem` and nothing else."""
+    """One shard, ready for the ledgers. One that is unreadable, or whose order is, has a `problem`
+    and nothing else.
+    """
 
     order: int
     problem: str = ""
-    """Why the shard cannot be read; empty when it was read."""
+    """Why the shard, or the order, cannot be read; empty when the shard was read."""
     policies: Mapping[str, IngestedGroups] = field(default_factory=dict)
     episodes: tuple[EpisodeOutcome, ...] = ()
     """Of all groups, in the shard's order."""

@@ -194,8 +194,9 @@ def test_a_shard_with_an_invalid_temperature_is_quarantined_and_the_run_continue
     }
 
 
-def test_a_waiting_row_of_a_damaged_shard_is_filtered_after_a_restart(
-    memory_store: ObjectStore,
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_waiting_row_of_a_damaged_or_lost_shard_is_filtered_after_a_restart(
+    memory_store: ObjectStore, is_lost: bool
 ) -> None:
     simulation = world(memory_store)
     dataflow = simulation.dataflow()
@@ -206,7 +207,10 @@ def test_a_waiting_row_of_a_damaged_shard_is_filtered_after_a_restart(
     lost = {key.order for key in simulation.batches("solver")[-1].waiting}
     assert lost
     for order in lost:
-        simulation.run.put(layout.shard(order), b"torn")
+        if is_lost:
+            simulation.run.delete(layout.shard(order))
+        else:
+            simulation.run.put(layout.shard(order), b"torn")
     simulation.train("solver")
     simulation.finish(simulation.dataflow())
     reasons = [entry.reason for batch in simulation.batches("solver") for entry in batch.ledger]
@@ -668,3 +672,97 @@ def test_the_stall_reason_of_failed_episodes_has_their_number_and_the_commonest_
         f"{UNTRAINABLE_GROUPS} not_recorded, {UNTRAINABLE_GROUPS} timeout), "
         f"{3 * UNTRAINABLE_GROUPS} of them with KeyError: 'answer'"
     )
+
+
+def damage_order(run: ObjectStore, number: int, is_lost: bool) -> None:
+    if is_lost:
+        run.delete(layout.order(number))
+    else:
+        run.put(layout.order(number), b"torn")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_damaged_or_lost_order_is_closed_without_sequences_and_the_run_continues(
+    memory_store: ObjectStore, is_lost: bool, restarted: bool
+) -> None:
+    simulation = world(memory_store, max_staleness=2)
+    dataflow = simulation.dataflow()
+    rounds(dataflow)
+    damaged, *others = simulation.open_orders()
+    assert others
+    damage_order(simulation.run, damaged, is_lost)
+    if restarted:
+        dataflow = simulation.dataflow()
+    for _ in range(8):
+        simulation.play([number for number in simulation.open_orders() if number != damaged])
+        dataflow.round()
+    assert list(read_quarantine(simulation.run)) == [layout.order(damaged)]
+    simulation.finish(dataflow)
+    simulation.check()
+    for policy in POLICIES:
+        made = simulation.batches(policy)
+        assert damaged in {order for batch in made for order in batch.shards}
+        assert damaged not in {row.key.order for batch in made for row in batch.rows}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_shard_of_a_quarantined_order_is_not_ingested(
+    memory_store: ObjectStore, restarted: bool
+) -> None:
+    """A worker had read the order before it was damaged."""
+    simulation = world(memory_store, filter=[])
+    dataflow = simulation.dataflow()
+    dataflow.round()
+    order = simulation.run.get(layout.order(0))
+    damage_order(simulation.run, 0, is_lost=False)
+    rounds(dataflow)
+    assert list(read_quarantine(simulation.run)) == [layout.order(0)]
+    simulation.run.put(layout.order(0), order)
+    simulation.play([0])
+    if restarted:
+        dataflow = simulation.dataflow()
+    simulation.finish(dataflow)
+    simulation.check()
+    for policy in POLICIES:
+        assert 0 in simulation.batches(policy)[0].shards
+        assert 0 not in {key.order for key in simulation.trained(policy)}
+
+
+def test_an_answered_order_that_is_damaged_keeps_its_sequences(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store, filter=[])
+    simulation.dataflow().round()
+    simulation.play([0])
+    damage_order(simulation.run, 0, is_lost=False)
+    simulation.finish(simulation.dataflow())
+    assert read_quarantine(simulation.run) == {}
+    assert 0 in {key.order for key in simulation.trained("solver")}
+
+
+def test_a_missing_run_folder_closes_no_order(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store)
+    dataflow = simulation.dataflow()
+    dataflow.round()
+    number = simulation.open_orders()[0]
+    kept = {key: simulation.run.get(key) for key in (layout.RUN, layout.order(number))}
+    for key in kept:
+        simulation.run.delete(key)
+    rounds(dataflow)
+    assert read_quarantine(simulation.run) == {}
+    for key, body in kept.items():
+        simulation.run.create(key, body)
+    simulation.finish(dataflow)
+    simulation.check()
+
+
+def test_the_newest_closed_order_can_be_lost(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store, filter=[])
+    dataflow = simulation.dataflow()
+    while not simulation.batches("solver"):
+        dataflow.round()
+        simulation.play(simulation.open_orders())
+    closed = simulation.batches("solver")[0]
+    last = max(closed.closed_below - 1, *closed.closed, -1)
+    for number in range(last, orders.next_number(simulation.run)):
+        simulation.run.delete(layout.order(number))
+    assert simulation.dataflow().progress().orders > last
