@@ -83,7 +83,8 @@ class OrderLeasing:
                     except NotFoundError as error:
                         if not orders.is_lost(self._run, number):
                             break  # orders have no gaps: this one is not written yet
-                        leased = self._skip(number, error)
+                        self._skip(number, error)
+                        leased = None
                     if leased is not None:
                         return leased
                 number += 1
@@ -135,7 +136,8 @@ class OrderLeasing:
             order = orders.read(self._run, number)
             lease = leases.take(self._run, number, self._worker, self._region, self._watch)
         except CorruptError as error:
-            return self._skip(number, error)
+            self._skip(number, error)
+            return None
         if lease is None:
             self._recheck_later(number)
             return None
