@@ -179,7 +179,7 @@ class Loop:
                 finished_s=0.0,
             )
             chain = filters(self.config.data.filter)
-            for policy, routed in route(shard, list(self.learners)).items():
+            for policy, routed in route(shard, list(self.learners), {}).items():
                 self.learners[policy].waiting += ingest_groups(routed, self.config.data, chain).rows
         self.order += 1
 

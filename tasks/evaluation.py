@@ -55,9 +55,10 @@ def evaluate_versions(
         CorruptError: the bytes of a version do not have the digests in its manifest.
     """
     assert config.evaluation is not None, "no vector is due without an evaluation"
-    started_s = time.time()
+    started_s = time.monotonic()  # the wall clock may be set back
     groups = event_loop.run(_play(run, config, config.evaluation, versions, on_episode))
-    evaluation = _evaluation(groups, config, config.evaluation, versions, started_s)
+    seconds = time.monotonic() - started_s
+    evaluation = _evaluation(groups, config, config.evaluation, versions, seconds)
     try:
         evaluations.create(run, evaluation)
     except ConflictError:
@@ -173,9 +174,8 @@ def _evaluation(
     config: RunConfig,
     evaluation: EvaluationConfig,
     versions: Mapping[str, int],
-    started_s: float,
+    seconds: float,
 ) -> Evaluation:
-    now_s = time.time()
     episodes = [group.episodes[0] for group in groups]
     return Evaluation(
         versions=dict(versions),
@@ -184,8 +184,8 @@ def _evaluation(
         rows=tuple(group.prompt.id for group in groups),
         first_attempt=_metric(episodes, "first_attempt"),
         final=_metric(episodes, "final"),
-        created_s=now_s,
-        seconds=now_s - started_s,
+        created_s=time.time(),
+        seconds=seconds,
     )
 
 

@@ -56,19 +56,18 @@ class PolicyGroup:
 
 
 def route(
-    shard: Shard, policies: Many[str], vocab_sizes: Mapping[str, int | None] | None = None
+    shard: Shard, policies: Many[str], vocab_sizes: Mapping[str, int | None]
 ) -> dict[str, tuple[PolicyGroup, ...]]:
     """Return each policy's groups of the shard, in the shard's order.
 
     A group in which the policy owns no token is left out. Tokens are compared with the policy's
     vocabulary where `vocab_sizes` has its size.
     """
-    sizes = vocab_sizes or {}
     return {
         policy: tuple(
             routed
             for index, group in enumerate(shard.groups)
-            if (routed := route_group(shard.order, index, group, policy, sizes.get(policy)))
+            if (routed := route_group(shard.order, index, group, policy, vocab_sizes.get(policy)))
             is not None
         )
         for policy in policies
@@ -76,7 +75,7 @@ def route(
 
 
 def route_group(
-    order: int, index: int, group: Group, policy: str, vocab_size: int | None = None
+    order: int, index: int, group: Group, policy: str, vocab_size: int | None
 ) -> PolicyGroup | None:
     """Return the sequences of one group in which `policy` owns a token; None for none."""
     rows: list[BatchRow] = []

@@ -22,7 +22,7 @@ from storage import layout
 from storage.errors import CorruptError
 from storage.records.batches import Batch, BatchRow, SequenceKey
 from storage.records.rollouts import Shard, failures_by_kind
-from storage.run import batches
+from storage.run import batches, orders
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
 
@@ -76,11 +76,12 @@ class BatchAssembly:
         seed: int,
         read_shard: ReadShard,
         *,
+        vocab_size: int | None,
         clock: Callable[[], float] = time.time,
         span: Span = no_span,
     ) -> None:
         """Restore the state after the policy's newest batch; `read_shard` gives the shards of the
-        rows that wait after it.
+        rows that wait after it. `vocab_size` is the policy's; None when it is unknown.
 
         Raises CorruptError naming the batch when that cannot be read.
         """
@@ -112,7 +113,7 @@ class BatchAssembly:
             if shard is None:
                 return {}
             self._finished_s[order] = shard.finished_s
-            return all_rows(shard, policy, config)
+            return all_rows(shard, policy, config, vocab_size)
 
         self.ledger = Ledger.restore(policy, data.batch_size, config.max_staleness, newest, rows_of)
 
@@ -254,11 +255,11 @@ class BatchAssembly:
 
 
 def _refuse_unwritten_orders(run: ObjectStore, batch: Batch) -> None:
-    """Raise CorruptError when the batch has ingested an order that does not exist.
+    """Raise CorruptError when the batch has ingested an order that was never written.
 
     Orders are written before their shards. Every later order would count as ingested already, and
     the run would train on nothing more.
     """
     last = max(batch.closed_below - 1, *batch.closed, -1)
-    if last >= 0 and not run.exists(layout.order(last)):
+    if last >= 0 and not orders.exists(run, last) and not orders.is_lost(run, last):
         raise CorruptError(f"it has ingested order {last}, which does not exist")

@@ -9,6 +9,7 @@ all that the next ledger needs, so a ledger is restored from the newest batch al
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,11 @@ from data_ops.algorithms.samplers import Draft
 from storage.errors import ConfigError
 from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 
+TABLE_ROWS_MAX = 2**18
+"""Sequences that one batch lists: its rows, final fates and waiting sequences. Those of further
+orders are listed in later batches. Readers accept more (`storage.formats.arrow_sizes.ROWS_MAX`),
+for the orders whose rows the batch uses.
+"""
 EXPIRED_REASON = "max_staleness"
 UNREADABLE_SHARD = "unreadable_shard"
 
@@ -155,15 +161,20 @@ class Ledger:
             return None
         self._check_choice(fresh, replays)
         used = {row.key for row in fresh}
+        deferred = self._deferred(fresh, len(replays))
+        closed_below = min((self.closed_below, *deferred))
+        closed = (self._closed | set(range(closed_below, self.closed_below))) - deferred
         return Batch(
             policy=self.policy,
             step=self.next_step,
             rows=(*(_as_replay(row) for row in replays), *fresh),
-            ledger=self.entries,
-            waiting=tuple(key for key in self._waiting if key not in used),
-            shards=tuple(self._ingested),
-            closed_below=self.closed_below,
-            closed=tuple(sorted(self._closed)),
+            ledger=tuple(entry for entry in self._entries if entry.key.order not in deferred),
+            waiting=tuple(
+                key for key in self._waiting if key not in used and key.order not in deferred
+            ),
+            shards=tuple(order for order in self._ingested if order not in deferred),
+            closed_below=closed_below,
+            closed=tuple(sorted(closed)),
         )
 
     def advance(self, batch: Batch) -> None:
@@ -176,9 +187,29 @@ class Ledger:
         for row in batch.rows:
             if not row.replay:
                 del self._waiting[row.key]
-        self._entries.clear()
-        self._ingested.clear()
+        deferred = set(self._ingested) - set(batch.shards)
+        self._entries = [entry for entry in self._entries if entry.key.order in deferred]
+        self._ingested = [order for order in self._ingested if order in deferred]
         self.last_step = batch.step
+
+    def _deferred(self, fresh: Sequence[BatchRow], num_replays: int) -> set[int]:
+        """Return ingested orders whose sequences do not fit the next batch; the oldest fit first.
+
+        The batch uses none of their rows. For its readers such an order is not ingested yet: a
+        later batch lists it, and a restart before that ingests it again.
+        """
+        used = {row.key.order for row in fresh}
+        candidates = [order for order in self._ingested if order not in used]
+        sizes = Counter(key.order for key in self._waiting)
+        sizes.update(entry.key.order for entry in self._entries)
+        num_listed = num_replays + sizes.total() - sum(sizes[order] for order in candidates)
+        deferred: set[int] = set()
+        for order in candidates:
+            if num_listed + sizes[order] > TABLE_ROWS_MAX:
+                deferred.add(order)
+            else:
+                num_listed += sizes[order]
+        return deferred
 
     def _check_choice(self, fresh: Sequence[BatchRow], replays: Sequence[BatchRow]) -> None:
         """Raise ConfigError when samplers use a sequence twice, other than as a replay, or one that

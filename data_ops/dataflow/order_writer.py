@@ -4,19 +4,20 @@
     finished orders ──see──▶ Curate.observe ──▶ Order.seen
 
 All of it is a fold over the run's orders and the shards they list as seen, so a restart ends in the
-same state. How many orders there should be is decided in `admission`.
+same state. Orders and shards that are damaged or lost are left out of the fold. How many orders
+there should be is decided in `admission`.
 """
 
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 
 from data_ops.algorithms.protocols import Curate
 from data_ops.prompts.stream import PromptStream
-from storage.errors import CorruptError
+from storage import layout
+from storage.errors import CorruptError, NotFoundError
 from storage.records.rollouts import Order, Prompt, Shard
 from storage.records.types import Json
 from storage.run import orders, shards
@@ -43,8 +44,9 @@ class OrderWriter:
         prompts_per_order: int,
         seed: int,
     ) -> None:
-        """Rebuild the state from the store: `curators` must be new objects. Raises TransientError,
-        or CorruptError naming the key.
+        """Rebuild the state from the store; `curators` must be new objects.
+
+        Raises TransientError.
         """
         self._run = run
         self._stream = stream
@@ -56,8 +58,9 @@ class OrderWriter:
         self._seen: set[int] = set()
         self._to_see: list[int] = []
         with ThreadPoolExecutor(READ_THREADS) as pool:
-            for order in pool.map(partial(orders.read, run), range(self.next_number)):
-                self._refold(order)
+            for order in pool.map(self._read, range(self.next_number)):
+                if order is not None:
+                    self._refold(order)
 
     @property
     def needs_shards(self) -> bool:
@@ -75,7 +78,7 @@ class OrderWriter:
         if number in self._seen:
             return
         if shard is not None and self.needs_shards:
-            self._observe(orders.read(self._run, number), shard)
+            self._observe(number, shard)
         self._seen.add(number)
         self._to_see.append(number)
 
@@ -124,7 +127,23 @@ class OrderWriter:
             for curator, draw in zip(self._curators, draws, strict=True)
         )
 
-    def _observe(self, order: Order, shard: Shard) -> None:
+    def _read(self, number: int) -> Order | None:
+        """Read an order; None when it is damaged or lost."""
+        try:
+            return orders.read(self._run, number)
+        except (CorruptError, NotFoundError) as error:
+            log.warning(
+                "%s is damaged or lost, and the run continues without it (put a good copy of the "
+                "object back before the next restart, to keep its part of the curators' state): %s",
+                layout.order(number),
+                error,
+            )
+            return None
+
+    def _observe(self, number: int, shard: Shard) -> None:
+        order = self._read(number)
+        if order is None:
+            return
         for curator in self._curators:
             if curator.needs_shards:
                 curator.observe(order, shard)
@@ -132,11 +151,13 @@ class OrderWriter:
     def _refold(self, order: Order) -> None:
         """Repeat the changes of state that a stored order records."""
         for number in order.seen:
+            if number in self._seen:
+                continue  # listed again, after a restart without the order that listed it first
             self._seen.add(number)
             if self.needs_shards:
                 try:
                     shard = shards.read(self._run, number)
-                except CorruptError:
-                    continue  # it was unreadable then, too: created-once bytes do not change
-                self._observe(orders.read(self._run, number), shard)
+                except (CorruptError, NotFoundError):
+                    continue  # most likely then, too: created-once bytes do not change
+                self._observe(number, shard)
         self._cursor = order.cursor

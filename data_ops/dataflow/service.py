@@ -24,13 +24,13 @@ from data_ops.dataflow.shard_ingest import IngestedShard, ingest_shard
 from data_ops.dataflow.vocabulary import VocabSizes
 from storage import layout
 from storage.coordination.lifetime import Lifetime, backoff_s
-from storage.errors import ConflictError, CorruptError, TransientError
+from storage.errors import ConflictError, CorruptError, NotFoundError, TransientError
 from storage.records.batches import Fate
 from storage.records.control import ServiceState, WaitReason
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Shard
 from storage.run import orders, shards
-from storage.run.quarantine import quarantine_object
+from storage.run.quarantine import quarantine_object, read_quarantine
 from storage.store.object_store import ObjectStore
 
 PROBES_MAX = 256
@@ -60,7 +60,7 @@ class Dataflow:
         span: Span = no_span,
     ) -> None:
         """Raises ConfigError for prompts or algorithms that cannot be used, CorruptError naming an
-        unreadable order or batch.
+        unreadable batch.
         """
         self._run, self._config, self._policies, self._seed = run, config, policies, seed
         self._ingest = ingest or self._ingest_here
@@ -84,7 +84,7 @@ class Dataflow:
         can then be called again.
         """
         try:
-            ingested = self._ingest_shards()
+            ingested = self._ingest_shards() or self._close_unreadable_order()
             made = self._feed()
             if self.done:
                 orders.create_end(self._run, self._order_writer.next_number)  # workers then leave
@@ -124,12 +124,22 @@ class Dataflow:
         # Several policies wait for rows of the same shards: each shard is read once.
         read_shard = cache(self._read_shard)
         with self._span("store"):
+            quarantined = read_quarantine(run)
             order_writer = OrderWriter(
                 run, self._stream, curators(config.curate), config.prompts_per_order, seed
             )
+            vocab_sizes = self._vocab_sizes.read()
             assemblies = [
                 BatchAssembly(
-                    run, policy, data, config, seed, read_shard, clock=self._clock, span=self._span
+                    run,
+                    policy,
+                    data,
+                    config,
+                    seed,
+                    read_shard,
+                    vocab_size=vocab_sizes.get(policy),
+                    clock=self._clock,
+                    span=self._span,
                 )
                 for policy, data in self._policies.items()
             ]
@@ -137,7 +147,10 @@ class Dataflow:
         self._outstanding = {
             number for number in range(self._order_writer.next_number) if self._is_open(number)
         }
-        self._probed = -1
+        self._probed = self._checked = -1
+        for key, problem in quarantined.items():
+            for number in self._outstanding.intersection(layout.numbers([key], layout.order)):
+                self._close(IngestedShard(order=number, problem=problem), None)
 
     @property
     def stall_reason(self) -> str:
@@ -202,10 +215,8 @@ class Dataflow:
         """Return outstanding orders that have a shard, ascending. Each call probes a bounded number
         of orders, in turn.
         """
-        ring = sorted(self._outstanding)
-        start = bisect_right(ring, self._probed)
         finished: list[int] = []
-        for number in (ring[start:] + ring[:start])[:PROBES_MAX]:
+        for number in self._outstanding_after(self._probed)[:PROBES_MAX]:
             if len(finished) == SHARDS_PER_ROUND_MAX:
                 break
             self._probed = number
@@ -213,17 +224,50 @@ class Dataflow:
                 finished.append(number)
         return sorted(finished)
 
+    def _outstanding_after(self, number: int) -> list[int]:
+        """Return the outstanding orders: those above `number`, then the others, each ascending."""
+        ring = sorted(self._outstanding)
+        start = bisect_right(ring, number)
+        return ring[start:] + ring[:start]
+
+    def _close_unreadable_order(self) -> bool:
+        """Read one outstanding order, in turn, and close it when it is damaged or lost: no worker
+        can lease it. Return whether it was closed.
+
+        The quarantine decides, also after a restart: a shard that a worker creates later is not
+        ingested.
+        """
+        if not self._outstanding:
+            return False
+        number = self._checked = self._outstanding_after(self._checked)[0]
+        try:
+            with self._span("store"):
+                orders.read(self._run, number)
+            return False
+        except (CorruptError, NotFoundError) as error:
+            problem = str(error)
+        if shards.exists(self._run, number):
+            return False  # a worker had read it before
+        if not self._run.exists(layout.RUN):
+            return False  # the whole run is missing: an unmounted folder
+        self._quarantine(layout.order(number), problem)
+        self._close(IngestedShard(order=number, problem=problem), None)
+        return True
+
     def _fold(self, ingested: IngestedShard) -> None:
         """Enter one shard everywhere where its order is still open."""
         order, shard = ingested.order, ingested.shard
         if ingested.problem:
-            self._quarantine(order, ingested.problem)
+            self._quarantine(layout.shard(order), ingested.problem)
         elif shard is None and self._order_writer.needs_shards:
             shard = self._read_shard(order)  # it was ingested by another process
+        self._close(ingested, shard)
+
+    def _close(self, ingested: IngestedShard, shard: Shard | None) -> None:
         for assembly in self._unfinished():
             assembly.ingest(ingested)
-        self._order_writer.see(order, shard)
-        self._outstanding.discard(order)
+        self._order_writer.see(ingested.order, shard)
+        self._outstanding.discard(ingested.order)
 
     def _write_orders(self) -> bool:
         config = self._config
@@ -246,13 +290,13 @@ class Dataflow:
     def _read_shard(self, number: int) -> Shard | None:
         try:
             return shards.read(self._run, number)
-        except CorruptError as error:
-            self._quarantine(number, str(error))
+        except (CorruptError, NotFoundError) as error:
+            self._quarantine(layout.shard(number), str(error))
             return None
 
-    def _quarantine(self, number: int, problem: str) -> None:
-        log.warning("%s is unreadable and quarantined: %s", layout.shard(number), problem)
-        quarantine_object(self._run, layout.shard(number), problem)
+    def _quarantine(self, key: str, problem: str) -> None:
+        log.warning("%s is damaged or lost, and quarantined: %s", key, problem)
+        quarantine_object(self._run, key, problem)
 
 
 def serve(

@@ -56,11 +56,13 @@ class EpisodeOutcome:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IngestedShard:
-    """One shard, ready for the ledgers. An unreadable one has a `problem` and nothing else."""
+    """One shard, ready for the ledgers. One that is unreadable, or whose order is, has a `problem`
+    and nothing else.
+    """
 
     order: int
     problem: str = ""
-    """Why the shard cannot be read; empty when it was read."""
+    """Why the shard, or the order, cannot be read; empty when the shard was read."""
     policies: Mapping[str, IngestedGroups] = field(default_factory=dict)
     episodes: tuple[EpisodeOutcome, ...] = ()
     """Of all groups, in the shard's order."""
@@ -92,7 +94,7 @@ def ingest_shard(
     order: int,
     config: DataConfig,
     policies: Sequence[str],
-    vocab_sizes: Mapping[str, int | None] | None = None,
+    vocab_sizes: Mapping[str, int | None],
 ) -> IngestedShard:
     """Ingest the shard of `order` for `policies`, each with the vocabulary size that `vocab_sizes`
     has for it.
@@ -157,14 +159,17 @@ def with_advantages(group: PolicyGroup, config: AdvantageConfig) -> list[BatchRo
     ]
 
 
-def all_rows(shard: Shard, policy: str, config: DataConfig) -> dict[SequenceKey, BatchRow]:
+def all_rows(
+    shard: Shard, policy: str, config: DataConfig, vocab_size: int | None
+) -> dict[SequenceKey, BatchRow]:
     """Return every row of one policy in the shard, before the filters.
 
-    A restart selects the waiting rows from them.
+    A restart selects the waiting rows from them. `vocab_size` must be that of the ingestion: a row
+    outside the vocabulary has no part in its group's mean and deviation.
     """
     return {
         row.key: row
-        for group in route(shard, [policy])[policy]
+        for group in route(shard, [policy], {policy: vocab_size})[policy]
         for row in with_advantages(group, config.advantage)
     }
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 
 from storage import layout
 from storage.coordination import heartbeats, leases
-from storage.errors import CorruptError, NotFoundError
+from storage.errors import AstraFlowError, CorruptError, NotFoundError
 from storage.records.control import Lease
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order
 from storage.run import orders, shards
+from storage.run.quarantine import is_quarantined
 from storage.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class OrderLeasing:
         self._done: set[int] = set()
         self._leased: set[int] = set()
         self._recheck_at_s: dict[int, float] = {}
+        self._skipped: dict[int, str] = {}
+        """Open orders that are damaged or lost, each with the reason for a person."""
 
     def next(self) -> LeasedOrder | None:
         """Lease the lowest order that is neither done nor leased; None when there is none."""
@@ -77,13 +80,22 @@ class OrderLeasing:
                 if self._is_candidate(number):
                     try:
                         leased = self._try_lease(number)
-                    except NotFoundError:
-                        break  # orders have no gaps: this one is not written yet
+                    except NotFoundError as error:
+                        if not orders.is_lost(self._run, number):
+                            break  # orders have no gaps: this one is not written yet
+                        self._skip(number, error)
+                        leased = None
                     if leased is not None:
                         return leased
                 number += 1
             self._check_report(self._unchecked_below)
             return None
+
+    @property
+    def problem(self) -> str:
+        """Why the lowest of the skipped orders cannot be leased; empty when none is skipped."""
+        skipped = dict(self._skipped)  # no lock: a search holds it while the store responds
+        return skipped[min(skipped)] if skipped else ""
 
     def renew(self, leased: LeasedOrder) -> LeasedOrder:
         """Renew the lease; ConflictError when it is lost."""
@@ -124,13 +136,24 @@ class OrderLeasing:
             order = orders.read(self._run, number)
             lease = leases.take(self._run, number, self._worker, self._region, self._watch)
         except CorruptError as error:
-            log.warning("order %d is skipped: %s", number, error)
-            lease = None
+            self._skip(number, error)
+            return None
         if lease is None:
             self._recheck_later(number)
             return None
         self._leased.add(number)
+        self._skipped.pop(number, None)
         return LeasedOrder(order, lease)
+
+    def _skip(self, number: int, error: AstraFlowError) -> None:
+        """Pass over an order that is damaged or lost; forever, when the dataflow has closed it."""
+        if is_quarantined(self._run, layout.order(number)):
+            self._mark_done(number)
+            return
+        if number not in self._skipped:
+            log.warning("order %d is skipped: %s", number, error)
+        self._skipped[number] = f"{layout.order(number)} cannot be leased: {error}"
+        self._recheck_later(number)
 
     def _recheck_later(self, number: int) -> None:
         self._recheck_at_s[number] = self._clock() + self._recheck_interval_s
@@ -138,6 +161,7 @@ class OrderLeasing:
     def _mark_done(self, number: int) -> None:
         self._watch.forget(number)
         self._recheck_at_s.pop(number, None)
+        self._skipped.pop(number, None)
         self._done.add(number)
         while self._floor in self._done:
             self._done.discard(self._floor)

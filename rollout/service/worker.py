@@ -280,10 +280,12 @@ class Worker:
     def _report_state(self, store_away: bool) -> None:
         """Put the state between two polls for orders into the heartbeat."""
         state = ServiceState.WORKING if self._tasks else ServiceState.WAITING
-        idle = WaitReason.NONE if self._tasks else WaitReason.ORDERS
+        problem = self._leasing.problem
+        waits_for = WaitReason.DAMAGED_OBJECT if problem else WaitReason.ORDERS
+        idle = WaitReason.NONE if self._tasks else waits_for
         faults = [sync.wait_reason for sync in self._weight_syncs if sync.wait_reason]
         reason = WaitReason.STORE if store_away else next(iter(faults), idle)
-        self._heartbeat.update(state=state, wait_reason=reason)
+        self._heartbeat.update(state=state, wait_reason=reason, note=problem or None)
 
     def _note(self, note: str) -> None:
         log.warning("%s: %s", self._name, note)

@@ -95,6 +95,7 @@ def encode(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) 
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_batch(batch)
     body: bytes = sink.getvalue().to_pybytes()
+    arrow_sizes.check_written(body, kind)
     return _file_digest(body, placeholder).join(_split_around(body, placeholder))
 
 

@@ -21,9 +21,10 @@ files are written here, compresses by a factor of 255 at most.
 """
 MEMORY_MAX = 2**32
 """Most bytes that any file may need."""
-ROWS_MIN, ROWS_MAX = 2**14, 2**20
-"""Rows that any file may have, and the most of any file; between them, a file may have one row for
-each of its bytes. A row becomes some kilobytes of Python objects.
+ROWS_MIN, ROWS_MAX, ROWS_RATIO = 2**14, 2**20, 8
+"""Rows that any file may have, and the most of any file; between them, a file may have this many
+rows for each of its bytes. A row becomes some kilobytes of Python objects. The entries of a ledger
+are nearly equal and take less than one byte each; lz4 allows at most 4 rows of a batch per byte.
 """
 BLOCKS_MAX = 4096
 """Record batches and dictionary batches of one file."""
@@ -50,7 +51,7 @@ def check_file(body: bytes) -> None:
             f"an Arrow file of {len(body)} bytes claims to hold {memory} bytes of columns; that is "
             "too many"
         )
-    if rows > min(ROWS_MAX, max(ROWS_MIN, len(body))):
+    if rows > min(ROWS_MAX, max(ROWS_MIN, ROWS_RATIO * len(body))):
         raise CorruptError(
             f"an Arrow file of {len(body)} bytes claims to hold {rows} rows; that is too many"
         )
@@ -64,6 +65,17 @@ def check_table(rows: int, memory: int, kind: str) -> None:
             f"{ROWS_MAX:,} rows and {MEMORY_MAX:,} "
             "bytes are read; make orders or batches smaller"
         )
+
+
+def check_written(body: bytes, kind: str) -> None:
+    """Raise ConfigError for an encoded table that readers would refuse."""
+    try:
+        check_file(body)
+    except CorruptError as error:
+        raise ConfigError(
+            f"a {kind} cannot be stored, because readers would refuse it: {error}; make orders or "
+            "batches smaller"
+        ) from error
 
 
 def _claimed(body: memoryview) -> tuple[int, int]:

@@ -1,11 +1,14 @@
 """Orders as JSON objects, numbered from 0 without gaps, and `end.json`, which ends them."""
 
+from functools import partial
+
 from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError
 from storage.formats import json_values
 from storage.formats.json_objects import seal, unseal
 from storage.records.control import OrdersEnd
 from storage.records.rollouts import Order
+from storage.run.quarantine import is_quarantined
 from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 
@@ -77,9 +80,28 @@ def _num_episodes(order: Order) -> int:
     return max(1, len(order.prompts)) * order.samples_per_prompt
 
 
+def exists(run: ObjectStore, number: int) -> bool:
+    """Return whether the order exists."""
+    return run.exists(layout.order(number))
+
+
+def is_lost(run: ObjectStore, number: int) -> bool:
+    """Return whether an order that does not exist was written: the next one, its shard, or its
+    place in the quarantine exists.
+    """
+    return (
+        exists(run, number + 1)
+        or run.exists(layout.shard(number))
+        or is_quarantined(run, layout.order(number))
+    )
+
+
 def next_number(run: ObjectStore, start: int = 0) -> int:
-    """Return the lowest number, not below `start`, that no order has."""
-    return first_absent(lambda number: run.exists(layout.order(number)), start)
+    """Return the lowest number, not below `start`, that no order has or had."""
+    absent = first_absent(partial(exists, run), start)
+    while is_lost(run, absent):
+        absent = first_absent(partial(exists, run), absent + 1)
+    return absent
 
 
 def create_end(run: ObjectStore, number: int) -> None:

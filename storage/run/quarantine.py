@@ -1,7 +1,8 @@
 """The quarantine: a copy of each unreadable object, with the reason.
 
 The unreadable object itself stays, because created-once objects never change. The dataflow does not
-ingest a quarantined shard again.
+ingest a quarantined shard again. A quarantined order is closed without sequences: its shard, if a
+worker creates one later, is not ingested.
 """
 
 from contextlib import suppress
@@ -31,6 +32,11 @@ def quarantine_object(run: ObjectStore, key: str, reason: str) -> None:
         run.create(copy + _REASON_SUFFIX, seal(_Reason(key, reason)))
     except ConflictError:
         return
+
+
+def is_quarantined(run: ObjectStore, key: str) -> bool:
+    """Return whether the object `key` has a reason in the quarantine."""
+    return run.exists(layout.quarantine(key) + _REASON_SUFFIX)
 
 
 def read_quarantine(run: ObjectStore) -> dict[str, str]:

@@ -120,7 +120,11 @@ class LedgerAudit:
                 self._findings.add(Invariant.LEDGER, key, f"takes in shard {order} a second time")
                 continue
             shard_key = layout.shard(order)
-            if order not in self._shards.readable and shard_key not in self._shards.quarantined:
+            if (
+                order not in self._shards.readable
+                and order not in self._shards.closed_orders
+                and shard_key not in self._shards.quarantined
+            ):
                 self._findings.add(
                     Invariant.LEDGER,
                     key,

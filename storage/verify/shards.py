@@ -43,6 +43,10 @@ class ShardAudit:
         self.quarantined = quarantined
         """Key of an object in quarantine → reason."""
         self.num_orders = self.num_shards = self.num_sequences = 0
+        self.closed_orders = set(layout.numbers(quarantined, layout.order))
+        """Orders in quarantine: the dataflow closes them without sequences, whatever their shards
+        have.
+        """
         self.readable: set[int] = set()
         """Orders whose shard can be read."""
         self.sequences: dict[str, dict[int, dict[SequenceKey, str]]] = {}
@@ -57,9 +61,9 @@ class ShardAudit:
         numbers = layout.numbers(self._run.list(f"{layout.SHARDS}/"), layout.shard)
         ordered = layout.numbers(self._run.list(f"{layout.ORDERS}/"), layout.order)
         self.num_orders, self.num_shards = len(ordered), len(numbers)
-        self._check_order_numbers(ordered)
+        with_order = self.closed_orders.union(ordered)
+        self._check_order_numbers(sorted(with_order))
         terms = self._read_orders(ordered, progress)
-        with_order = set(ordered)
         for index, number in enumerate(numbers):
             progress("shards", (index + 1) / len(numbers))
             if number not in with_order:
@@ -68,7 +72,7 @@ class ShardAudit:
                     layout.shard(number),
                     f"answers order {number}, which does not exist",
                 )
-            if layout.shard(number) not in self.quarantined:
+            if layout.shard(number) not in self.quarantined and number not in self.closed_orders:
                 self._audit_shard(number, terms.get(number))
 
     def check_versions(self, published: Mapping[str, Mapping[int, str]]) -> None:
@@ -120,7 +124,8 @@ class ShardAudit:
             except TransientError:
                 raise
             except AstraFlowError as error:
-                self._findings.add(Invariant.CONTIGUOUS, layout.order(number), str(error))
+                if number not in self.closed_orders:
+                    self._findings.add(Invariant.CONTIGUOUS, layout.order(number), str(error))
             else:
                 prompt_ids = [prompt.id for prompt in order.prompts]
                 terms[number] = _OrderTerms(prompt_ids, order.samples_per_prompt)

@@ -20,6 +20,7 @@ from storage.errors import TransientError
 from storage.records.batches import Batch, SequenceKey
 from storage.records.rollouts import Episode, Order
 from storage.run import batches, orders, runs, shards
+from storage.run.quarantine import is_quarantined
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
@@ -83,8 +84,13 @@ class World:
         return max(self.digests[policy])
 
     def open_orders(self) -> list[int]:
-        end = orders.next_number(self.run)
-        return [number for number in range(end) if not shards.exists(self.run, number)]
+        """Orders without a shard, but not those that the dataflow has closed without one."""
+        return [
+            number
+            for number in range(orders.next_number(self.run))
+            if not shards.exists(self.run, number)
+            and not is_quarantined(self.run, layout.order(number))
+        ]
 
     def play(self, numbers: Iterable[int], behind: int = 0) -> None:
         """Write the orders' shards, sampled by the newest weights or by weights `behind` versions

@@ -26,7 +26,7 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"more than {arrow_sizes.BLOCKS_MAX:,} batches (of records and of dictionaries)",
         f"claim to hold more than {arrow_sizes.MEMORY_MIN / 2**20:g} MiB and",
         f"more than {arrow_sizes.MEMORY_RATIO} times the file together",
-        f"more rows than {arrow_sizes.ROWS_MIN:,} and than the file has bytes",
+        f"more rows than {arrow_sizes.ROWS_MIN:,} and than {arrow_sizes.ROWS_RATIO} times the bytes",
         f"at most {plain_names.BYTES_MAX} bytes of UTF-8 together",
         f"(tensors by name, about {tensor_set.FILE_BYTES_MAX / 2**20:g} MiB each)",
         f"numbers have at most {safetensors.NUMBER_DIGITS_MAX} digits, a shape at most "

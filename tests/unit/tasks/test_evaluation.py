@@ -424,3 +424,14 @@ def test_an_evaluation_waits_for_an_unreachable_store_and_can_be_stopped_meanwhi
         "looking for versions failed and is retried in 1 s: the store is away",
         "looking for versions failed and is retried in 0.5 s: the store is away",
     ]
+
+
+def test_the_duration_of_an_evaluation_is_valid_when_the_clock_is_set_back(
+    memory_store: ObjectStore, played: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_scripted(memory_store, 0)
+    times = count(1_800_000_000, -60)
+    monkeypatch.setattr("tasks.evaluation.time.time", lambda: float(next(times)))
+    evaluate_versions(memory_store, played, {"solver": 0, "verifier": 0})
+    stored = evaluations.read(memory_store, {"solver": 0, "verifier": 0})
+    assert 0 <= stored.seconds < 600

@@ -29,7 +29,7 @@ def shared_sequence() -> Sequence:
 
 
 def test_a_shared_sequence_goes_to_each_owner_with_the_tokens_of_others_masked() -> None:
-    routed = route(shard(group(episode(shared_sequence()))), BOTH)
+    routed = route(shard(group(episode(shared_sequence()))), BOTH, {})
     (solver,) = routed["solver"][0].rows
     assert solver.tokens.tolist() == [10, 20, 21, 30, 31, 32]
     assert solver.loss_mask.tolist() == [False, False, False, True, False, True]
@@ -44,7 +44,7 @@ def test_a_shared_sequence_goes_to_each_owner_with_the_tokens_of_others_masked()
 
 
 def test_the_oldest_version_is_over_all_own_tokens_masked_or_not() -> None:
-    routed = route(shard(group(episode(shared_sequence()))), BOTH)
+    routed = route(shard(group(episode(shared_sequence()))), BOTH, {})
     assert routed["solver"][0].rows[0].min_version == 3
     assert routed["verifier"][0].rows[0].min_version == 7
 
@@ -53,7 +53,9 @@ def test_a_group_mixes_first_attempts_and_retries_of_all_samples() -> None:
     first, verdict = sequence(reward=0.0), sequence(policy="verifier", reward=1.0)
     retry = sequence(reward=1.0, starts_episode=False, name="retry")
     routed = route(
-        shard(group(episode(first, verdict, retry), episode(sequence(reward=0.25))), order=6), BOTH
+        shard(group(episode(first, verdict, retry), episode(sequence(reward=0.25))), order=6),
+        BOTH,
+        {},
     )
     (solver,), (verifier,) = routed["solver"], routed["verifier"]
     assert [row.key for row in solver.rows] == [(6, 0, 0, 0), (6, 0, 0, 2), (6, 0, 1, 0)]
@@ -62,7 +64,7 @@ def test_a_group_mixes_first_attempts_and_retries_of_all_samples() -> None:
 
 
 def test_keys_and_prompts_name_the_position_in_the_shard() -> None:
-    routed = route(shard(group(prompt_id="a"), group(prompt_id="b"), order=3), ["solver"])
+    routed = route(shard(group(prompt_id="a"), group(prompt_id="b"), order=3), ["solver"], {})
     assert [(row.key, row.prompt_id) for row in routed["solver"][1].rows] == [
         (SequenceKey(3, 1, 0, 0), "b"),
         (SequenceKey(3, 1, 1, 0), "b"),
@@ -70,15 +72,15 @@ def test_keys_and_prompts_name_the_position_in_the_shard() -> None:
 
 
 def test_a_policy_without_tokens_has_no_group() -> None:
-    routed = route(shard(group(episode(sequence(policies=("solver",))))), BOTH)
+    routed = route(shard(group(episode(sequence(policies=("solver",))))), BOTH, {})
     assert routed["verifier"] == ()
 
 
 def test_sequences_of_failed_episodes_are_refused_and_counted() -> None:
     failed = episode(sequence(), error="TimeoutError: timeout after 60 s")
-    (solver,) = route(shard(group(failed, episode(), episode(error="ValueError: no"))), ["solver"])[
-        "solver"
-    ]
+    (solver,) = route(
+        shard(group(failed, episode(), episode(error="ValueError: no"))), ["solver"], {}
+    )["solver"]
     assert [row.key for row in solver.rows] == [(0, 0, 1, 0)]
     assert solver.refused == (((0, 0, 0, 0), "filtered", "failed_episode"),)
     assert solver.num_failed == 2
@@ -86,7 +88,7 @@ def test_sequences_of_failed_episodes_are_refused_and_counted() -> None:
 
 def test_a_group_of_only_failed_episodes_is_in_the_ledger() -> None:
     failed = episode(sequence(), error="TimeoutError: timeout after 60 s")
-    (solver,) = route(shard(group(failed, failed)), ["solver"])["solver"]
+    (solver,) = route(shard(group(failed, failed)), ["solver"], {})["solver"]
     assert solver.rows == ()
     assert [entry.key for entry in solver.refused] == [(0, 0, 0, 0), (0, 0, 1, 0)]
     assert solver.num_failed == 2
@@ -96,7 +98,7 @@ def test_a_group_of_only_failed_episodes_is_in_the_ledger() -> None:
 def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
     bad_reward, bad_logprob = sequence(reward=value), sequence(logprob=value)
     (solver,) = route(
-        shard(group(episode(bad_reward), episode(bad_logprob), episode())), ["solver"]
+        shard(group(episode(bad_reward), episode(bad_logprob), episode())), ["solver"], {}
     )["solver"]
     assert [entry.reason for entry in solver.refused] == ["not_finite", "not_finite"]
     assert len(solver.rows) == 1
@@ -119,7 +121,7 @@ def test_an_unusable_sequence_is_dropped_and_the_others_are_kept(
     change: dict[str, Any],
 ) -> None:
     bad = replace(sequence(), **change)
-    (solver,) = route(shard(group(episode(bad), episode())), ["solver"])["solver"]
+    (solver,) = route(shard(group(episode(bad), episode())), ["solver"], {})["solver"]
     assert [tuple(entry) for entry in solver.refused] == [((0, 0, 0, 0), "filtered", "untrainable")]
     assert [row.key for row in solver.rows] == [(0, 0, 1, 0)]
 
@@ -127,20 +129,20 @@ def test_an_unusable_sequence_is_dropped_and_the_others_are_kept(
 def test_a_log_probability_rounded_above_0_and_a_greedy_context_are_kept() -> None:
     rounded = replace(sequence(), logprobs=np.array([0, 0, -1, 0.009, -1], dtype=np.float32))
     context = replace(sequence(), temperature=0.0, loss_mask=np.zeros(5, dtype=np.bool_))
-    (solver,) = route(shard(group(episode(rounded), episode(context))), ["solver"])["solver"]
+    (solver,) = route(shard(group(episode(rounded), episode(context))), ["solver"], {})["solver"]
     assert (len(solver.rows), solver.refused) == (2, ())
 
 
 def test_a_masked_log_probability_may_have_any_value() -> None:
     masked = replace(sequence(logprob=float("-inf")), loss_mask=np.zeros(5, dtype=np.bool_))
-    (solver,) = route(shard(group(episode(masked))), ["solver"])["solver"]
+    (solver,) = route(shard(group(episode(masked))), ["solver"], {})["solver"]
     assert solver.rows[0].logprobs.tolist() == [0, 0, 0, 0, 0]
 
 
 def test_lengths_count_the_tokens_that_are_trained_on() -> None:
-    (solver,) = route(shard(group(episode(shared_sequence()), episode(sequence()))), ["solver"])[
-        "solver"
-    ]
+    (solver,) = route(
+        shard(group(episode(shared_sequence()), episode(sequence()))), ["solver"], {}
+    )["solver"]
     assert solver.lengths.tolist() == [2, 3]
 
 

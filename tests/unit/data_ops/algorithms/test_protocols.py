@@ -20,7 +20,7 @@ from tests.support.runs.builders import episode, group, row, sequence, shard
 def keeps(*rewards: float) -> bool:
     answer = shard(group(*(episode(sequence(reward=reward)) for reward in rewards)))
     ((_, zero_advantage),) = filters([ZeroAdvantage()])
-    return zero_advantage.keep(route(answer, ["solver"])["solver"][0])
+    return zero_advantage.keep(route(answer, ["solver"], {})["solver"][0])
 
 
 def draft(*versions: int) -> Draft:

@@ -56,6 +56,7 @@ def assembly_of(
         settings,
         0,
         lambda order: None,
+        vocab_size=None,
         clock=lambda: 100.0,
     )
 
@@ -218,6 +219,7 @@ def test_time_of_the_store_and_of_the_algorithms_is_measured_separately(
         settings,
         0,
         lambda order: None,
+        vocab_size=None,
         span=span,
     )
     publisher.publish(memory_store, POLICY, 0, tensors(0))

@@ -34,7 +34,7 @@ def ingested(run: ObjectStore) -> IngestedShard:
         order=4,
     )
     shards.create(run, played)
-    return ingest_shard(run, 4, CONFIG, ["solver", "verifier"])
+    return ingest_shard(run, 4, CONFIG, ["solver", "verifier"], {})
 
 
 def same_row(item: BatchRow, other: BatchRow) -> bool:
@@ -74,7 +74,7 @@ def test_an_ingested_shard_is_read_back_bit_for_bit_without_the_shard(
 
 def test_an_unreadable_shard_is_transferred_with_its_error(memory_store: ObjectStore) -> None:
     memory_store.create(layout.shard(5), b"torn")
-    after = decode(encode(ingest_shard(memory_store, 5, CONFIG, ["solver"])))
+    after = decode(encode(ingest_shard(memory_store, 5, CONFIG, ["solver"], {})))
     assert "shards/00000005.arrow" in after.problem
     assert (after.order, dict(after.policies), after.episodes) == (5, {}, ())
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from data_ops.algorithms.samplers import Draft, Edf, Fifo
+from data_ops.dataflow import ledger as ledger_module
 from data_ops.dataflow.ledger import Ledger
 from storage.errors import ConfigError
 from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
@@ -204,3 +205,50 @@ def test_the_random_numbers_of_a_draft_depend_only_on_policy_and_step() -> None:
         new_ledger().draft(7, no_rows).draw.random()
         != Ledger("verifier", 2, 8).draft(7, no_rows).draw.random()
     )
+
+
+def filtered(order: int, count: int) -> list[LedgerEntry]:
+    return [
+        LedgerEntry(key(order, 10 + place), "filtered", "zero_advantage") for place in range(count)
+    ]
+
+
+def test_fates_above_the_limit_of_a_batch_are_listed_in_the_next_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_module, "TABLE_ROWS_MAX", 8)
+    ledger = new_ledger()
+    for order in range(4):
+        ledger.ingest(order, (), filtered(order, 3))
+    ledger.ingest(4, rows(4, 0, 0))
+    ledger.ingest(5, rows(5, 0, 0))
+    first = made(ledger)
+    assert [taken.key for taken in first.rows] == [key(4, 0), key(4, 1)]
+    assert (first.shards, first.closed_below, first.closed) == ((0, 1, 4), 2, (4,))
+    assert [entry.key.order for entry in first.ledger] == [0, 0, 0, 1, 1, 1]
+    assert first.waiting == ()
+    assert ledger.closed_below == 6
+    second = made(ledger)
+    assert [taken.key for taken in second.rows] == [key(5, 0), key(5, 1)]
+    assert (second.shards, second.closed_below, second.closed) == ((2, 3, 5), 6, ())
+    assert [entry.key.order for entry in second.ledger] == [2, 2, 2, 3, 3, 3]
+
+
+def test_a_restart_ingests_the_orders_again_that_a_batch_left_to_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_module, "TABLE_ROWS_MAX", 4)
+    ledger = new_ledger()
+    ledger.ingest(0, rows(0, 0, 0))
+    ledger.ingest(1, rows(1, 0), filtered(1, 3))
+    ledger.ingest(2, rows(2, 0))
+    first = made(ledger)
+    assert (first.shards, first.closed_below, first.closed) == ((0, 2), 1, (2,))
+    assert first.waiting == (key(2),)
+    restored = Ledger.restore("solver", 2, 8, first, lambda order: {key(2): row(key(2))})
+    assert [restored.is_closed(order) for order in range(3)] == [True, False, True]
+    assert restored.ingest(1, rows(1, 0), filtered(1, 3))
+    for each in (ledger, restored):
+        batch = made(each)
+        assert {taken.key for taken in batch.rows} == {key(1), key(2)}
+        assert (batch.shards, batch.closed_below, len(batch.ledger)) == ((1,), 3, 3)

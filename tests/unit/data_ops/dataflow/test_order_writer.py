@@ -219,3 +219,53 @@ def test_curators_that_refuse_every_prompt_are_overruled_after_a_limit(
     order = write(memory_store, ordering(memory_store, Never()))
     assert ids(order) == [f"p/{REFUSALS_MAX}", f"p/{2 * REFUSALS_MAX + 1}"]
     assert "refused 256 prompts in a row" in caplog.text
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_restart_continues_without_a_damaged_or_lost_order(
+    memory_store: ObjectStore, is_lost: bool
+) -> None:
+    writer = ordering(memory_store)
+    bodies: list[bytes] = []
+    for number in range(3):
+        if number:
+            shards.create(memory_store, shard(order=number - 1))
+            writer.see(number - 1, shards.read(memory_store, number - 1))
+        write(memory_store, writer)
+        bodies.append(memory_store.get(layout.order(number)))
+    memory_store.delete(layout.order(1))
+    if not is_lost:
+        memory_store.create(layout.order(1), b"torn")
+
+    odd = Odd()
+    restored = ordering(memory_store, odd)
+    assert restored.next_number == 3
+    assert [restored.is_seen(number) for number in range(3)] == [False, True, False]
+    assert odd.seen == []  # the damaged order was the one to observe with shard 1
+    restored.see(0, shards.read(memory_store, 0))
+    fourth = write(memory_store, restored)
+    assert (fourth.number, fourth.seen, ids(fourth)) == (3, (0,), ["p/7", "p/9"])
+
+    memory_store.put(layout.order(1), bodies[1])
+    repaired = Odd()
+    assert ordering(memory_store, repaired).is_seen(0)
+    assert repaired.seen == [(0, "rollout-us-east-0"), (1, "rollout-us-east-0")]
+
+
+def test_the_prompts_of_a_damaged_newest_order_are_drawn_again(memory_store: ObjectStore) -> None:
+    writer = ordering(memory_store)
+    write(memory_store, writer)
+    newest = write(memory_store, writer)
+    memory_store.put(layout.order(1), b"torn")
+    again = ordering(memory_store).draft(4, 0.0)
+    assert (again.number, ids(again)) == (2, ids(newest))
+
+
+def test_a_lost_shard_is_seen_but_not_folded(memory_store: ObjectStore) -> None:
+    writer = ordering(memory_store)
+    write(memory_store, writer)
+    writer.see(0, shard())
+    write(memory_store, writer)
+    odd = Odd()
+    assert ordering(memory_store, odd).is_seen(0)
+    assert odd.seen == []

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from data_ops.config import DataConfig, PolicyData
+from data_ops.dataflow import ledger as ledger_module
 from data_ops.dataflow import service as service_module
 from data_ops.dataflow.batch_assembly import UNTRAINABLE_GROUPS, BatchAssembly, stall_reason
 from data_ops.dataflow.ledger import UNREADABLE_SHARD
@@ -23,7 +24,8 @@ from storage.records.rollouts import FailureKind, Order, Prompt, Shard
 from storage.run import batches, orders, runs, shards
 from storage.run.quarantine import read_quarantine
 from storage.store.object_store import ObjectStore
-from tests.support.runs.builders import episode, group, row, sequence, shard
+from storage.weights import publisher
+from tests.support.runs.builders import episode, group, row, sequence, shard, tensors
 from tests.support.runs.dataflow_world import (
     POLICIES,
     OutageBackend,
@@ -192,8 +194,9 @@ def test_a_shard_with_an_invalid_temperature_is_quarantined_and_the_run_continue
     }
 
 
-def test_a_waiting_row_of_a_damaged_shard_is_filtered_after_a_restart(
-    memory_store: ObjectStore,
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_waiting_row_of_a_damaged_or_lost_shard_is_filtered_after_a_restart(
+    memory_store: ObjectStore, is_lost: bool
 ) -> None:
     simulation = world(memory_store)
     dataflow = simulation.dataflow()
@@ -204,7 +207,10 @@ def test_a_waiting_row_of_a_damaged_shard_is_filtered_after_a_restart(
     lost = {key.order for key in simulation.batches("solver")[-1].waiting}
     assert lost
     for order in lost:
-        simulation.run.put(layout.shard(order), b"torn")
+        if is_lost:
+            simulation.run.delete(layout.shard(order))
+        else:
+            simulation.run.put(layout.shard(order), b"torn")
     simulation.train("solver")
     simulation.finish(simulation.dataflow())
     reasons = [entry.reason for batch in simulation.batches("solver") for entry in batch.ledger]
@@ -223,6 +229,62 @@ def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(
         simulation.run.put(layout.shard(order), b"torn")
     assert simulation.dataflow().done
     assert read_quarantine(simulation.run) == {}
+
+
+def test_fates_that_do_not_fit_a_batch_leave_the_ledger_balanced_after_restarts(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_module, "TABLE_ROWS_MAX", 12)
+    simulation = world(memory_store)
+    for _ in range(40):
+        dataflow = simulation.dataflow()
+        rounds(dataflow, 2)
+        simulation.play(simulation.open_orders())
+        for policy in POLICIES:
+            simulation.train(policy)
+        if dataflow.done:
+            break
+    simulation.check()
+    listed = [
+        len(batch.rows) + len(batch.ledger) + len(batch.waiting)
+        for policy in POLICIES
+        for batch in simulation.batches(policy)
+    ]
+    assert max(listed) <= 12
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_waiting_rows_have_the_same_advantages_after_a_restart(
+    memory_store: ObjectStore, restarted: bool
+) -> None:
+    """A sequence outside the vocabulary has the largest reward of its group."""
+    config = DataConfig.model_validate(
+        {"prompts": {"builtin": "chained_addition"}, "samples_per_prompt": 4, "filter": []}
+    )
+    settings = {"steps": 2, "policies": {"solver": {"batch_size": 4}}}
+    run = runs.create_run(memory_store, "r", {**settings, "data": config.model_dump(mode="json")})
+    simulation = World(run, config, {"solver": PolicyData(batch_size=4, steps=2)})
+    files = {"config.json": b'{"vocab_size":64}'}
+    digest = publisher.publish(run, "solver", 0, tensors(0), extra_files=files).digest
+    inside = [group(*(episode(sequence(reward=reward)) for reward in (1.0, 0.0, 0.0, 1.0)))]
+    outside = episode(sequence(answer=(40, 70, 2), reward=5.0))
+    mixed = [group(*(episode(sequence(reward=reward)) for reward in (1.0, 0.0, 0.0)), outside)]
+
+    dataflow = simulation.dataflow()
+    dataflow.round()
+    for number, groups in enumerate((inside + mixed, inside)):
+        weights = {"solver": {0: digest}}
+        shards.create(run, shard(*groups, order=number, weights=weights))
+        dataflow.round()
+        if restarted:
+            dataflow = simulation.dataflow()
+    second = batches.read(run, "solver", 2)
+    assert [row.key for row in second.rows[:3]] == [
+        SequenceKey(0, 1, place, 0) for place in (0, 1, 2)
+    ]
+    assert [float(row.advantages[-1]) for row in second.rows[:3]] == pytest.approx(
+        [2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5], abs=1e-3
+    )
 
 
 def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: ObjectStore) -> None:
@@ -251,7 +313,7 @@ def test_shards_closed_by_one_policy_are_ingested_again_for_the_other_only(
     def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         requested.extend(numbers)
         return [
-            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies), {})
             for number in numbers
         ]
 
@@ -268,7 +330,7 @@ def test_shards_may_be_ingested_anywhere_and_in_any_order(memory_store: ObjectSt
 
     def backwards(numbers: Sequence[int]) -> list[IngestedShard]:
         return [
-            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies), {})
             for number in reversed(numbers)
         ]
 
@@ -351,7 +413,13 @@ def test_the_demand_of_a_policy_includes_the_lag_of_its_oldest_tokens(
 ) -> None:
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"))
     assembly = BatchAssembly(
-        memory_store, "solver", PolicyData(batch_size=4, steps=9), config, 0, lambda order: None
+        memory_store,
+        "solver",
+        PolicyData(batch_size=4, steps=9),
+        config,
+        0,
+        lambda order: None,
+        vocab_size=None,
     )
     assembly.version = 5
     for order in range(2):
@@ -388,7 +456,7 @@ def test_shards_are_collected_while_no_trainer_is_starved(
     def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         requested.append(list(numbers))
         return [
-            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies), {})
             for number in numbers
         ]
 
@@ -519,7 +587,7 @@ def test_a_round_ingests_a_limited_number_of_shards_and_the_next_round_continues
     def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         requested.append(list(numbers))
         return [
-            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies))
+            ingest_shard(simulation.run, number, simulation.config, list(simulation.policies), {})
             for number in numbers
         ]
 
@@ -548,7 +616,13 @@ def test_a_round_writes_a_limited_number_of_orders(
 def _assembly(store: ObjectStore, policy: str = "solver") -> BatchAssembly:
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"))
     return BatchAssembly(
-        store, policy, PolicyData(batch_size=4, steps=1), config, 0, lambda order: None
+        store,
+        policy,
+        PolicyData(batch_size=4, steps=1),
+        config,
+        0,
+        lambda order: None,
+        vocab_size=None,
     )
 
 
@@ -598,3 +672,97 @@ def test_the_stall_reason_of_failed_episodes_has_their_number_and_the_commonest_
         f"{UNTRAINABLE_GROUPS} not_recorded, {UNTRAINABLE_GROUPS} timeout), "
         f"{3 * UNTRAINABLE_GROUPS} of them with KeyError: 'answer'"
     )
+
+
+def damage_order(run: ObjectStore, number: int, is_lost: bool) -> None:
+    if is_lost:
+        run.delete(layout.order(number))
+    else:
+        run.put(layout.order(number), b"torn")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_damaged_or_lost_order_is_closed_without_sequences_and_the_run_continues(
+    memory_store: ObjectStore, is_lost: bool, restarted: bool
+) -> None:
+    simulation = world(memory_store, max_staleness=2)
+    dataflow = simulation.dataflow()
+    rounds(dataflow)
+    damaged, *others = simulation.open_orders()
+    assert others
+    damage_order(simulation.run, damaged, is_lost)
+    if restarted:
+        dataflow = simulation.dataflow()
+    for _ in range(8):
+        simulation.play([number for number in simulation.open_orders() if number != damaged])
+        dataflow.round()
+    assert list(read_quarantine(simulation.run)) == [layout.order(damaged)]
+    simulation.finish(dataflow)
+    simulation.check()
+    for policy in POLICIES:
+        made = simulation.batches(policy)
+        assert damaged in {order for batch in made for order in batch.shards}
+        assert damaged not in {row.key.order for batch in made for row in batch.rows}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_shard_of_a_quarantined_order_is_not_ingested(
+    memory_store: ObjectStore, restarted: bool
+) -> None:
+    """A worker had read the order before it was damaged."""
+    simulation = world(memory_store, filter=[])
+    dataflow = simulation.dataflow()
+    dataflow.round()
+    order = simulation.run.get(layout.order(0))
+    damage_order(simulation.run, 0, is_lost=False)
+    rounds(dataflow)
+    assert list(read_quarantine(simulation.run)) == [layout.order(0)]
+    simulation.run.put(layout.order(0), order)
+    simulation.play([0])
+    if restarted:
+        dataflow = simulation.dataflow()
+    simulation.finish(dataflow)
+    simulation.check()
+    for policy in POLICIES:
+        assert 0 in simulation.batches(policy)[0].shards
+        assert 0 not in {key.order for key in simulation.trained(policy)}
+
+
+def test_an_answered_order_that_is_damaged_keeps_its_sequences(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store, filter=[])
+    simulation.dataflow().round()
+    simulation.play([0])
+    damage_order(simulation.run, 0, is_lost=False)
+    simulation.finish(simulation.dataflow())
+    assert read_quarantine(simulation.run) == {}
+    assert 0 in {key.order for key in simulation.trained("solver")}
+
+
+def test_a_missing_run_folder_closes_no_order(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store)
+    dataflow = simulation.dataflow()
+    dataflow.round()
+    number = simulation.open_orders()[0]
+    kept = {key: simulation.run.get(key) for key in (layout.RUN, layout.order(number))}
+    for key in kept:
+        simulation.run.delete(key)
+    rounds(dataflow)
+    assert read_quarantine(simulation.run) == {}
+    for key, body in kept.items():
+        simulation.run.create(key, body)
+    simulation.finish(dataflow)
+    simulation.check()
+
+
+def test_the_newest_closed_order_can_be_lost(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store, filter=[])
+    dataflow = simulation.dataflow()
+    while not simulation.batches("solver"):
+        dataflow.round()
+        simulation.play(simulation.open_orders())
+    closed = simulation.batches("solver")[0]
+    last = max(closed.closed_below - 1, *closed.closed, -1)
+    for number in range(last, orders.next_number(simulation.run)):
+        simulation.run.delete(layout.order(number))
+    assert simulation.dataflow().progress().orders > last

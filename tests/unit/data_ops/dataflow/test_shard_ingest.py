@@ -24,9 +24,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
 
 def ingest(run: ObjectStore, answer: Shard, **changes: object) -> IngestedGroups:
     shards.create(run, answer)
-    return ingest_shard(run, answer.order, CONFIG.model_copy(update=changes), ["solver"]).policies[
-        "solver"
-    ]
+    return ingest_shard(
+        run, answer.order, CONFIG.model_copy(update=changes), ["solver"], {}
+    ).policies["solver"]
 
 
 def test_a_group_has_advantages_on_trained_tokens_only(run: ObjectStore) -> None:
@@ -98,7 +98,7 @@ def test_each_sequence_of_a_policy_has_exactly_one_fate(run: ObjectStore) -> Non
 def test_a_restart_gives_the_same_rows_bit_for_bit(run: ObjectStore) -> None:
     answer = shard(group(), group(episode(), episode()))
     kept = ingest(run, answer).rows
-    loaded = all_rows(shards.read(run, 0), "solver", CONFIG)
+    loaded = all_rows(shards.read(run, 0), "solver", CONFIG, None)
     assert len(loaded) == 4
     for row in kept:
         assert loaded[row.key].advantages.tobytes() == row.advantages.tobytes()
@@ -106,7 +106,7 @@ def test_a_restart_gives_the_same_rows_bit_for_bit(run: ObjectStore) -> None:
 
 def test_unreadable_bytes_give_a_result_that_names_the_key(run: ObjectStore) -> None:
     run.create(layout.shard(5), b"torn")
-    ingested = ingest_shard(run, 5, CONFIG, ["solver"])
+    ingested = ingest_shard(run, 5, CONFIG, ["solver"], {})
     assert (ingested.shard, ingested.episodes, ingested.num_groups) == (None, (), 0)
     assert "shards/00000005.arrow" in ingested.problem
     assert dict(ingested.policies) == {}
@@ -114,4 +114,4 @@ def test_unreadable_bytes_give_a_result_that_names_the_key(run: ObjectStore) -> 
 
 def test_a_missing_shard_raises_an_error(run: ObjectStore) -> None:
     with pytest.raises(NotFoundError):
-        ingest_shard(run, 9, CONFIG, ["solver"])
+        ingest_shard(run, 9, CONFIG, ["solver"], {})

@@ -111,7 +111,7 @@ async def test_an_answer_without_a_verdict_is_a_failed_episode_not_a_wrong_answe
     assert [episode.error for episode in group.episodes] == [
         "JudgeTimeoutError: no verdict within 5 s of CPU time"
     ] * 2
-    routed = route_group(0, 0, group, "solver")
+    routed = route_group(0, 0, group, "solver", None)
     assert routed is None  # no value of it is part of a baseline or a batch
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rollout.service.order_leasing import OrderLeasing
+from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConflictError
@@ -12,6 +13,7 @@ from storage.records.control import Lease
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order, Prompt
 from storage.run import orders, shards
+from storage.run.quarantine import quarantine_object
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from tests.support.patience import PATIENCE_S
@@ -200,3 +202,45 @@ def test_a_hint_beyond_the_last_order_is_ignored(memory_store: ObjectStore) -> N
         pulse.update(progress=DataflowProgress(closed_below=2**53))
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims) == [0, 1]
+
+
+def test_a_lost_order_hides_no_later_order_and_is_reported(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 4)
+    memory_store.delete("orders/00000001.json")
+    claims = claims_of(memory_store, Clock())
+    assert numbers(*[claims] * 4) == [0, 2, 3, None]
+    assert claims.problem.startswith("orders/00000001.json cannot be leased: there is no object")
+
+
+def test_a_damaged_order_is_reported_until_it_is_repaired(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 1)
+    body = memory_store.get("orders/00000000.json")
+    memory_store.put("orders/00000000.json", b"{")
+    clock = Clock()
+    claims = claims_of(memory_store, clock)
+    assert numbers(claims) == [None]
+    assert claims.problem.startswith("orders/00000000.json cannot be leased: ")
+    memory_store.put("orders/00000000.json", body)
+    clock.now_s += 1.0
+    assert numbers(claims) == [0]
+    assert claims.problem == ""
+
+
+def test_lost_orders_that_the_dataflow_closed_are_passed_over_for_ever(
+    memory_store: ObjectStore,
+) -> None:
+    write_orders(memory_store, 5)
+    for number in (1, 2, 3):
+        memory_store.delete(layout.order(number))
+    clock = Clock()
+    claims = claims_of(memory_store, clock)
+    assert numbers(claims, claims) == [0, None]
+    for number in (1, 2):
+        quarantine_object(memory_store, layout.order(number), "there is no object")
+    clock.now_s += 1.0
+    assert numbers(claims) == [4]
+    assert claims.problem.startswith("orders/00000003.json cannot be leased: ")
+    quarantine_object(memory_store, layout.order(3), "there is no object")
+    clock.now_s += 1.0
+    assert numbers(claims) == [None]
+    assert (claims.problem, claims._done) == ("", {1, 2, 3})

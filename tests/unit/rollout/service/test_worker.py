@@ -22,7 +22,7 @@ from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.errors import TransientError
 from storage.formats.json_objects import encode
-from storage.records.control import Lease, Stop
+from storage.records.control import Lease, Stop, WaitReason
 from storage.records.progress import RolloutProgress
 from storage.records.rollouts import NOT_SAMPLED, Episode, FailureKind, Prompt
 from storage.run import orders, runs, shards
@@ -566,3 +566,15 @@ class Absent:
             return method(*arguments)
 
         return call
+
+
+def test_a_lost_order_is_reported_and_later_orders_are_processed(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 3)
+    memory_store.delete(layout.order(1))
+    with RunningWorker(memory_store, config()) as worker:
+        until(lambda: all(shards.exists(memory_store, number) for number in (0, 2)))
+        until(lambda: worker.beat.wait_reason is WaitReason.DAMAGED_OBJECT)
+        assert worker.beat.note.startswith("orders/00000001.json cannot be leased: ")
+        worker.stop()
+        worker.join()

@@ -255,6 +255,18 @@ def test_columns_are_compressed() -> None:
     assert len(arrow_files.encode(SCHEMA, columns, "test", {})) < 50 * 1000 * 4 // 20
 
 
+def test_a_table_that_readers_would_refuse_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_sizes, "ROWS_MIN", 99)
+    monkeypatch.setattr(arrow_sizes, "ROWS_RATIO", 0)
+    with pytest.raises(
+        ConfigError,
+        match=r"a test cannot be stored, because readers would refuse it: an Arrow file of \d+ bytes "
+        r"claims to hold 100 rows; that is too many; make orders or batches smaller",
+    ):
+        body(100)
+    assert arrow_files.decode(body(99), SCHEMA, "test")[0].num_rows == 99
+
+
 def test_a_file_above_the_limits_is_neither_read_nor_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -202,3 +202,19 @@ def test_unreadable_and_misplaced_batches_are_named(memory_store: ObjectStore) -
         CorruptError, match=r"batches/solver/00000001\.arrow: a batch file of 0 bytes"
     ):
         batches.read(memory_store, "solver", 1)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "samples", "orders"), [(8, 8, 300), (8, 16, 200), (64, 16, 40)]
+)
+def test_a_long_ledger_of_equal_fates_is_read_back(prompts: int, samples: int, orders: int) -> None:
+    ledger = tuple(
+        LedgerEntry(SequenceKey(order, group, sample, 0), "filtered", "zero_advantage")
+        for order in range(1, orders)
+        for group in range(prompts)
+        for sample in range(samples)
+    )
+    batch = builders.batch(builders.row(key(0)), ledger=ledger, shards=tuple(range(orders)))
+    body = batches.encode(batch)
+    assert len(ledger) > max(2**14, len(body)), "it is longer than a limit of one row per byte"
+    assert batches.decode(body).ledger == ledger

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats import json_objects
 from storage.records.rollouts import Order, Prompt
 from storage.run import orders
+from storage.run.quarantine import quarantine_object
 from storage.store.object_store import ObjectStore
 from tests.support.stores.damaging_store import damages_first_reads
 
@@ -133,3 +135,22 @@ def test_the_end_of_the_orders_is_written_once(memory_store: ObjectStore) -> Non
     orders.create_end(memory_store, 7)
     assert orders.has_ended(memory_store)
     assert json.loads(memory_store.get("orders/end.json"))["orders"] == 5
+
+
+@pytest.mark.parametrize("lost", range(5))
+def test_the_next_number_passes_over_one_lost_order(memory_store: ObjectStore, lost: int) -> None:
+    for number in range(6):
+        if number != lost:
+            orders.create(memory_store, order(number))
+    assert orders.next_number(memory_store) == 6
+    assert [orders.is_lost(memory_store, number) for number in (lost, 6)] == [True, False]
+
+
+def test_a_lost_newest_order_with_a_shard_or_in_quarantine_keeps_its_number(
+    memory_store: ObjectStore,
+) -> None:
+    orders.create(memory_store, order(0))
+    memory_store.create(layout.shard(1), b"a shard")
+    quarantine_object(memory_store, layout.order(2), "there is no object")
+    assert [orders.is_lost(memory_store, number) for number in (1, 2, 3)] == [True, True, False]
+    assert orders.next_number(memory_store) == 3

@@ -1,6 +1,6 @@
 import pytest
 
-from storage.run.quarantine import quarantine_object, read_quarantine
+from storage.run.quarantine import is_quarantined, quarantine_object, read_quarantine
 from storage.store.object_store import ObjectStore
 from tests.support.stores.killed_store import Killed, killed_at
 
@@ -78,3 +78,13 @@ def test_a_reason_at_the_key_of_another_object_is_ignored(
     memory_store.create("quarantine/shards/00000008.arrow.json", misplaced)
     memory_store.create("quarantine/shards/00000009.arrow.json", b"{")
     assert read_quarantine(memory_store) == {KEY: "unreadable"}
+
+
+def test_an_object_is_quarantined_as_soon_as_its_reason_is_stored(
+    memory_store: ObjectStore,
+) -> None:
+    memory_store.create(f"quarantine/{KEY}", b"the copy")
+    assert not is_quarantined(memory_store, KEY)
+    quarantine_object(memory_store, KEY, "torn")
+    assert is_quarantined(memory_store, KEY)
+    assert not is_quarantined(memory_store, "shards/00000008.arrow")

@@ -717,3 +717,29 @@ def test_a_config_with_wrong_types_gives_an_error_of_one_sentence(
     run = create_run(memory_store, "strange", config)
     with pytest.raises(ConfigError, match=re.escape(f"run.json has no {missing}")):
         verified(run)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_damaged_or_lost_order_is_a_violation_until_it_is_in_quarantine(
+    run: ObjectStore, is_lost: bool
+) -> None:
+    number = one_more_order(run)
+    one_more_order(run)
+    run.delete(layout.order(number))
+    if not is_lost:
+        run.create(layout.order(number), b"torn")
+    assert broken_invariants(run) == {(1, layout.order(number))}
+    quarantine.quarantine_object(run, layout.order(number), "torn")
+    verdict = verified(run)
+    assert verdict.ok
+    assert verdict.quarantined == 1
+
+
+def test_the_shard_of_a_quarantined_order_has_no_part_in_the_ledger(run: ObjectStore) -> None:
+    number = one_more_order(run)
+    quarantine.quarantine_object(run, layout.order(number), "torn")
+    before = verified(run)
+    run.create(layout.shard(number), b"no arrow file")
+    after = verified(run)
+    assert after.ok
+    assert after.policies == before.policies

@@ -61,7 +61,7 @@ def test_each_task_ingests_a_few_shards_and_results_keep_their_order(
     assert runner.submitted == [[6, 0, 1], [2, 5, 3], [4]]
     assert [each.order for each in ingested] == [6, 0, 1, 2, 5, 3, 4]
     config = loader.load("multi_policy_tiny")
-    expected = ingest_shard(store.sub("runs/r"), 5, config.data, list(config.policies))
+    expected = ingest_shard(store.sub("runs/r"), 5, config.data, list(config.policies), {})
     assert (
         [row.key for row in ingested[4].policies["solver"].rows]
         == [row.key for row in expected.policies["solver"].rows]
