@@ -8,6 +8,7 @@ import pytest
 from storage import layout
 from storage.records.control import Stop
 from storage.run import checkpoints, runs
+from storage.run.checkpoints import CheckpointState
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, orphans, publisher, reader
 from tests.support.runs import builders
@@ -36,7 +37,9 @@ def run(memory_store: ObjectStore) -> ObjectStore:
     for version in range(NEWEST + 1):
         publisher.publish(memory_store, "solver", version, builders.tensors(version))
     for step in (5, 9):
-        checkpoints.save(memory_store, "solver", step, builders.tensors(step), {})
+        checkpoints.save(
+            memory_store, "solver", step, builders.tensors(step), CheckpointState({}, 0.0)
+        )
     for key in (weight(0), weight(1), weight(NEXT), checkpoint(5), checkpoint(9), checkpoint(12)):
         memory_store.put(key, b"killed")
     return memory_store
