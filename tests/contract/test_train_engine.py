@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from data_ops.algorithms.policy_groups import LOGPROB_MIN
 from storage.errors import CorruptError
 from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
 from storage.records.types import Json
@@ -460,6 +461,16 @@ class TrainEngineContract:
         assert metrics["trainer/skipped"] == 1.0
         assert all(np.isfinite(value) for value in metrics.values())
         assert weights_digest(engine.weights()) == before
+
+    def test_the_least_log_probability_that_is_trained_on_does_not_skip_the_step(self) -> None:
+        engine = self.started(ORDINARY)
+        before = weights_digest(engine.weights())
+        least = row(prompt=(1, 2), answer=(3, 4), logprob=LOGPROB_MIN, advantage=-1.0)
+        other = row(prompt=(1,), answer=(2,), advantage=1.0)
+        metrics = engine.step(batch(least, other, step=1))
+        assert metrics["trainer/skipped"] == 0.0
+        assert 1e12 < metrics["trainer/grad_norm"] < 1e17
+        assert weights_digest(engine.weights()) != before
 
     def test_rows_without_loss_tokens_have_no_gradient(self) -> None:
         engine = self.started(ORDINARY)
