@@ -15,7 +15,9 @@ from storage.formats.safetensors import weights_digest
 from storage.records.control import ServiceState
 from storage.records.progress import ServiceKind
 from storage.records.weights import FileInfo, HostTensor, Manifest, MergedDelta, StoredDelta
+from storage.store.memory import MemoryObjects
 from storage.store.object_store import ObjectStore
+from storage.store.s3 import S3Objects
 from storage.verify.violations import Findings
 from storage.verify.weights import WeightsAudit
 from storage.weights import manifests, publisher, reader, retention
@@ -522,6 +524,20 @@ def test_only_anchors_whose_older_versions_are_deleted_are_read(memory_store: Ob
     planned = retention.plan(run, "solver", seven, 1e12)  # 4 to 7 are kept without anchor 8
     assert [planned.kept[version] for version in (1, 6, 7)] == [FOUR, "leads to version 7", "named"]
     assert planned.retired == {}
+
+
+class Bucket(MemoryObjects, S3Objects):
+    """Objects in memory, of a store that verifies its bytes itself."""
+
+
+def test_anchors_on_s3_are_not_read_and_lost_files_are_noticed() -> None:
+    run = anchored(ObjectStore(url="s3://bucket", backend=Bucket("/anchors-on-s3")))
+    flip_last_bit(run, anchor_file(run, 8))
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    assert sorted(planned.retired) == [1, 2, 3, 4, 5, 6, 7]
+    run.delete(anchor_file(run, 8))
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    assert sorted(planned.retired) == [1, 2, 3]
 
 
 def test_retired_versions_are_no_way_around_a_damaged_anchor(memory_store: ObjectStore) -> None:
