@@ -36,13 +36,13 @@ def refuse_foreign(folder: Path, names: Collection[str]) -> None:
     if foreign:
         more = f" and {len(foreign) - 1} other files" if len(foreign) > 1 else ""
         raise ConfigError(
-            f"{folder} contains {foreign[0]}{more}, which an export would not replace; name a new "
-            "or an empty folder"
+            f"{folder} contains {_shown(foreign[0])}{more}, which an export would not replace; "
+            "name a new or an empty folder"
         )
     if existing and not _is_export(folder):
         raise ConfigError(
-            f"{folder} contains {existing[0]}, which `astraflow export` has not written; name a "
-            "new or an empty folder"
+            f"{folder} contains {_shown(existing[0])}, which `astraflow export` has not "
+            "written; name a new or an empty folder"
         )
 
 
@@ -66,6 +66,11 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
         if is_new:
             with suppress(OSError):  # not empty: it was written
                 folder.rmdir()
+
+
+def _shown(name: str) -> str:
+    r"""Return a file name with the bytes that are not UTF-8 escaped: `caf\xe9`."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _is_export(folder: Path) -> bool:

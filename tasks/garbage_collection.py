@@ -89,10 +89,13 @@ def survey(
     config: RunConfig,
     settings: Retention,
     now_s: float | None = None,
+    *,
+    verify: bool = True,
 ) -> Survey:
     """Survey home and every mirror, without a change.
 
-    Versions that are still to be evaluated are kept. Raises what `retention.plan` raises.
+    Versions that are still to be evaluated are kept. A survey for `remove` needs `verify`, which
+    reads anchors (`manifests.with_bases`). Raises what `retention.plan` raises.
     """
     now = time.time() if now_s is None else now_s
     versions = {policy: set(named) for policy, named in (settings.versions or {}).items()}
@@ -100,7 +103,7 @@ def survey(
         for policy, version in vector.items():
             versions.setdefault(policy, set()).add(version)
     plans = tuple(
-        retention.plan(run, policy, replace(settings, versions=versions), now)
+        retention.plan(run, policy, replace(settings, versions=versions), now, verify=verify)
         for policy in config.policies
     )
     retired_keys = {key for plan in plans for keys in plan.retired.values() for key in keys}
@@ -191,9 +194,10 @@ def collect(
                 run_id,
                 config,
                 replace(settings, versions=named),
+                verify=apply,
             )
             away = remove(surveyed) if apply else surveyed.away
-        except AstraFlowError as error:
+        except Exception as error:  # whatever a damaged run causes: the others are still cleaned
             _skip(collected, run_id, error)
             continue
         for row in rows(surveyed):
@@ -312,13 +316,15 @@ def _configs(
             yield run_id, read_config(run)
         except NotFoundError:
             continue  # a folder without run.json is no run
-        except AstraFlowError as error:
+        except Exception as error:  # as in `collect`
             _skip(collected, run_id, error)
 
 
-def _skip(collected: Collected, run_id: str, error: AstraFlowError) -> None:
-    log.error("%s is skipped: %s", run_id, error)
-    collected.skipped[run_id] = str(error)
+def _skip(collected: Collected, run_id: str, error: Exception) -> None:
+    is_expected = isinstance(error, AstraFlowError)
+    why = str(error) if is_expected else f"{type(error).__name__}: {error}"
+    log.error("%s is skipped: %s", run_id, why, exc_info=None if is_expected else error)
+    collected.skipped[run_id] = why
 
 
 def _mirrors(config: RunConfig) -> list[tuple[str, str]]:

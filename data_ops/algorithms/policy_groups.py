@@ -24,6 +24,11 @@ UNTRAINABLE = "untrainable"
 OUTSIDE_VOCABULARY = "outside_vocabulary"
 LOGPROB_MAX = 0.01
 """Rounding may make a log-probability a little larger than 0."""
+LOGPROB_MIN = -40.0
+"""No sampler draws a less likely token: those of a vocabulary of 2^18 have a probability of 1e-12
+together. A ratio of more than e^40 may overflow the norm of the gradient in float32, and a trainer
+then skips the whole optimizer step.
+"""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -148,4 +153,5 @@ def _refusal(
     if vocab_size is not None and sequence.tokens.max() >= vocab_size:
         return OUTSIDE_VOCABULARY
     is_greedy = logprobs.size and not sequence.temperature
-    return UNTRAINABLE if is_greedy or mask[0] or (logprobs > LOGPROB_MAX).any() else ""
+    is_impossible = ((logprobs < LOGPROB_MIN) | (logprobs > LOGPROB_MAX)).any()
+    return UNTRAINABLE if is_greedy or mask[0] or is_impossible else ""

@@ -261,7 +261,7 @@ def gc(
     versions = retention.named(keep or [], config.policies)
     retention.check_versions_exist(stored, versions)
     settings = retention.Retention(last, every, versions, grace_hours * 3600)
-    survey = garbage_collection.survey(stored, run, config, settings)
+    survey = garbage_collection.survey(stored, run, config, settings, verify=delete)
     show(tables.retention_table(survey), as_json=False)
     away = garbage_collection.remove(survey) if delete else survey.away
     for region, reason in away.items():

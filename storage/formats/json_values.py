@@ -5,6 +5,7 @@ on nesting and on digits. A value that passes cannot fail later, when the object
 written or read.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from storage.records.numbers import INTEGER_BITS
@@ -44,6 +45,19 @@ def fault(value: Any) -> tuple[str, str] | None:
                 (item, (*path, str(index))) for index, item in reversed(list(enumerate(part)))
             ]
     return None
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Yield every string in a JSON value, keys of objects excepted."""
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, dict):
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part
 
 
 def is_plain(value: Any) -> bool:

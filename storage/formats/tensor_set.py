@@ -9,7 +9,7 @@ own modules.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -214,6 +214,22 @@ def read_file(folder: ObjectStore, info: FileInfo) -> bytes:
             "other digest"
         )
     return body
+
+
+def check_files(folder: ObjectStore, files: Sequence[FileInfo]) -> None:
+    """Read every file; CorruptError for one that is missing or differs from the manifest."""
+
+    def check(info: FileInfo) -> None:
+        read_twice(lambda: read_file(folder, info))
+
+    for _ in ordered_map(
+        check,
+        files,
+        threads=TRANSFERS_MAX,
+        budget=MEMORY_BYTES,
+        cost=lambda info: info.num_bytes,
+    ):
+        pass
 
 
 def _checked_tensors(

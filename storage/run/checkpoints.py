@@ -18,12 +18,25 @@ from storage.formats import tensor_set
 from storage.formats.json_objects import unseal
 from storage.formats.tensor_set import MANIFEST, Contents
 from storage.plain_names import PartName, new_write_id
-from storage.records.numbers import Number
+from storage.records.numbers import Number, Quantity
 from storage.records.types import Json
 from storage.records.weights import FileInfo, HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore, read_twice
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """What a trainer stores beside its tensors.
+
+    Example: `CheckpointState({"format": 1}, 120.0)`.
+    """
+
+    engine: Json
+    """The train engine's part, which only the engine checks."""
+    tokens_trained: Quantity
+    """Sampled tokens trained on since version 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +45,7 @@ class CheckpointManifest:
 
     policy: PartName
     step: int
-    state: Json
+    state: CheckpointState
     tensors: Mapping[str, TensorInfo]
     files: tuple[FileInfo, ...]
     created_s: Number = 0.0
@@ -40,7 +53,11 @@ class CheckpointManifest:
 
 
 def save(
-    run: ObjectStore, policy: str, step: int, tensors: Mapping[str, HostTensor], state: Json
+    run: ObjectStore,
+    policy: str,
+    step: int,
+    tensors: Mapping[str, HostTensor],
+    state: CheckpointState,
 ) -> None:
     """Store a checkpoint, the manifest last; ConflictError when another trainer saved this step."""
     folder = run.sub(layout.checkpoint(policy, step))
@@ -63,11 +80,11 @@ class Checkpoint(NamedTuple):
 
     step: int
     tensors: dict[str, HostTensor]
-    state: Json
+    state: CheckpointState
 
 
 def newest(run: ObjectStore, policy: str) -> Checkpoint | None:
-    """Read the newest undamaged checkpoint; None without any.
+    """Read the newest complete and undamaged checkpoint; None without any.
 
     Raises CorruptError when there are checkpoints and all of them are damaged.
     """
@@ -84,11 +101,15 @@ def newest(run: ObjectStore, policy: str) -> Checkpoint | None:
             )
             first_error = first_error or error
     if first_error:
-        raise first_error
+        raise CorruptError(
+            f"no checkpoint of {policy} can be read: {first_error}; put the file back, or delete "
+            f"{run.url}/{layout.CHECKPOINTS}/{policy}: the trainer then repeats every step from "
+            "version 0"
+        ) from first_error
     return None
 
 
-def load(run: ObjectStore, policy: str, step: int) -> tuple[dict[str, HostTensor], Json]:
+def load(run: ObjectStore, policy: str, step: int) -> tuple[dict[str, HostTensor], CheckpointState]:
     """Read and verify the checkpoint of a step; NotFoundError for none."""
     manifest = read_manifest(run, policy, step)
     folder = run.sub(layout.checkpoint(policy, step))
@@ -131,15 +152,26 @@ def prune(run: ObjectStore, policy: str, keep: int) -> None:
         run.delete(key)
 
 
+def check_complete(run: ObjectStore, policy: str, step: int) -> None:
+    """Check that the manifest can be read and that every file in it exists. Files are not read.
+
+    Raises NotFoundError when the step has no checkpoint, CorruptError when it is incomplete.
+    """
+    folder = layout.checkpoint(policy, step)
+    for file in read_manifest(run, policy, step).files:
+        if not run.exists(f"{folder}/{file.name}"):
+            read_manifest(run, policy, step)  # NotFoundError where it was deleted meanwhile
+            raise CorruptError(
+                f"{run.url}/{folder}/{file.name} is missing, though its manifest lists it"
+            )
+
+
 def _is_complete(run: ObjectStore, policy: str, step: int) -> bool:
-    """Return whether the manifest can be read and every file in it exists. Files are not read."""
     try:
-        manifest = read_manifest(run, policy, step)
+        check_complete(run, policy, step)
     except (*UNREADABLE, NotFoundError):
         return False
-    return all(
-        run.exists(f"{layout.checkpoint(policy, step)}/{file.name}") for file in manifest.files
-    )
+    return True
 
 
 def steps(run: ObjectStore, policy: str) -> list[int]:

@@ -70,7 +70,7 @@ def create(run: ObjectStore, evaluation: Evaluation) -> None:
 
 def read(run: ObjectStore, versions: Mapping[str, int]) -> Evaluation:
     """Read the evaluation of these versions; NotFoundError for none, CorruptError with its key."""
-    return _read_key(run, layout.evaluation(versions))
+    return _read_cached(run, layout.evaluation(versions))
 
 
 def exists(run: ObjectStore, versions: Mapping[str, int]) -> bool:
@@ -92,8 +92,14 @@ class Evaluations:
     """Key → why it cannot be read. The key `evals`: the evaluations cannot be listed."""
 
 
-def read_all(run: ObjectStore, selected: Sequence[str] | None = None) -> Evaluations:
-    """Read all evaluations of the run, or those of the keys `selected`."""
+def read_all(
+    run: ObjectStore, selected: Sequence[str] | None = None, *, cached: bool = True
+) -> Evaluations:
+    """Read all evaluations of the run, or those of the keys `selected`.
+
+    Args:
+        cached: take those that this process has read before from its cache.
+    """
     readable: list[Evaluation] = []
     unreadable: dict[str, str] = {}
     try:
@@ -102,7 +108,7 @@ def read_all(run: ObjectStore, selected: Sequence[str] | None = None) -> Evaluat
         return Evaluations((), {layout.EVALS: str(error)})
     for name in to_read:
         try:
-            readable.append(_read_key(run, name))
+            readable.append((_read_cached if cached else _read_key)(run, name))
         except CorruptError as error:
             unreadable[name] = str(error)
     return Evaluations(tuple(readable), unreadable)
@@ -177,7 +183,6 @@ class _Header:
     write_id: str
 
 
-@lru_cache(maxsize=CACHE_MAX)  # they never change, and a live view reads all of them every second
 def _read_key(run: ObjectStore, name: str) -> Evaluation:
     try:
         evaluation = read_twice(lambda: decode(run.get(name)))
@@ -187,6 +192,11 @@ def _read_key(run: ObjectStore, name: str) -> Evaluation:
     if name != expected_name:
         raise CorruptError(f"{name} holds the evaluation of {dict(evaluation.versions)}")
     return evaluation
+
+
+@lru_cache(maxsize=CACHE_MAX)  # they never change, and a live view reads all of them every second
+def _read_cached(run: ObjectStore, name: str) -> Evaluation:
+    return _read_key(run, name)
 
 
 def _checked_results(values: Float32, column: str) -> Float32:

@@ -11,9 +11,11 @@ from storage.weights import tags
 def read_named_versions(run: ObjectStore, findings: Findings) -> dict[str, dict[str, int]]:
     """Return the versions that every evaluation and tag names: key → policy → version.
 
-    One that cannot be read is a violation.
+    One that cannot be read is a violation. Evaluations are read from the store, not from the
+    process's cache.
     """
-    stored_evaluations, stored_tags = evaluations.read_all(run), tags.read_all(run)
+    stored_evaluations = evaluations.read_all(run, cached=False)
+    stored_tags = tags.read_all(run)
     for key, why in {**stored_evaluations.unreadable, **stored_tags.unreadable}.items():
         findings.add(Invariant.VERSIONS_EXIST, key, f"cannot be read: {why}")
     return {evaluations.key(each): dict(each.versions) for each in stored_evaluations.readable} | {

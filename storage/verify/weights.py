@@ -174,13 +174,13 @@ class WeightsAudit:
 
 
 def audit_checkpoints(run: ObjectStore, policy: str, findings: Findings) -> None:
-    """Check that the manifest of every checkpoint can be read.
+    """Check that every checkpoint is complete: its manifest can be read, and its files exist.
 
-    The data, which is large and which only the trainer reads, is left out.
+    Their content, which is large and which only the trainer reads, is left out.
     """
     for step in checkpoints.steps(run, policy):
         try:
-            checkpoints.read_manifest(run, policy, step)
+            checkpoints.check_complete(run, policy, step)
         except NotFoundError:
             pass  # the trainer has deleted it meanwhile
         except UNREADABLE as error:

@@ -1,7 +1,10 @@
-"""Manifests of versions: which versions exist, and the digests of each. Every read is verified."""
+"""Manifests of versions: which versions exist, the digests of each, and the chains of their bases.
+
+Every read is verified.
+"""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -9,10 +12,11 @@ from storage import layout
 from storage.errors import CorruptError, NotFoundError
 from storage.formats.json_objects import unseal
 from storage.formats.safetensors import weights_digest
-from storage.formats.tensor_set import Contents
+from storage.formats.tensor_set import Contents, check_files
 from storage.records.weights import HostTensor, Manifest, MergedDelta
 from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
+from storage.store.s3 import S3Objects
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +44,8 @@ def read_manifest(run: ObjectStore, policy: str, version: int) -> Manifest:
 
     Raises:
         NotFoundError: there is no such version yet.
-        CorruptError: the manifest is damaged, or that of another version.
+        CorruptError: the manifest is damaged, that of another version, or names another base than
+            the version before.
     """
     key = layout.manifest(layout.weights(policy, version))
     return read_twice(lambda: parse_manifest(run.get(key), policy, version))
@@ -54,7 +59,26 @@ def parse_manifest(body: bytes, policy: str, version: int) -> Manifest:
         raise CorruptError(f"{key} is the manifest of {manifest.policy} version {manifest.version}")
     if weights_digest(manifest.tensors) != manifest.digest:
         raise CorruptError(f"{key} lists tensors whose digests do not give its own digest")
+    _check_bases(manifest, key)
     return manifest
+
+
+def _check_bases(manifest: Manifest, key: str) -> None:
+    """Raise CorruptError unless a delta, an anchor's too, is one to the version before."""
+    before = manifest.version - 1 if manifest.version > 0 else None
+    if manifest.kind == "delta" and (before is None or manifest.base != before):
+        raise CorruptError(
+            f"{key}: version {manifest.version} of {manifest.policy} is a delta to version "
+            f"{manifest.base}, which is not the one before"
+        )
+    if manifest.kind == "anchor" and manifest.base is not None:
+        raise CorruptError(f"{key} is an anchor and names the base {manifest.base}; it has none")
+    step = manifest.step
+    if step is not None and (manifest.kind == "delta" or before is None or step.base != before):
+        raise CorruptError(
+            f"{key} has a step from version {step.base}; only an anchor has one, from the version "
+            "before"
+        )
 
 
 def exists(run: ObjectStore, policy: str, version: int) -> bool:
@@ -167,16 +191,11 @@ def chain_from_anchor(
 
     Raises:
         NotFoundError: there is no such version.
-        CorruptError: a manifest in between is missing, damaged, or no delta to the version before.
+        CorruptError: a manifest in between is missing or damaged.
     """
     chain = [read_manifest(run, policy, version)]
     while chain[0].kind == "delta" or chain[0].version in damaged:
-        base = chain[0].base if chain[0].kind == "delta" else chain[0].version - 1
-        if base is None or base != chain[0].version - 1 or base < 0:
-            raise CorruptError(
-                f"version {chain[0].version} of {policy} is a delta to version {base}, which is "
-                "not the one before"
-            )
+        base = chain[0].version - 1  # a damaged anchor carries its delta
         older = read_manifests(run, policy, range(max(0, base - READ_THREADS + 1), base + 1))
         for result in reversed(older):
             if isinstance(result, NotFoundError):
@@ -193,6 +212,88 @@ def chain_from_anchor(
             if result.kind == "anchor" and result.version not in damaged:
                 break
     return chain
+
+
+def with_bases(
+    run: ObjectStore,
+    chain: Sequence[Manifest],
+    kept: Mapping[int, str],
+    keys: Collection[str],
+    retired: Collection[int],
+    *,
+    verify: bool,
+) -> dict[int, str]:
+    """Return `kept`, version → why it is kept, with the versions that these are read from.
+
+    These are the versions down to an anchor. One that has lost a file ends no chain: it is read by
+    its delta, from the versions down to the anchor before. The same holds for one with a wrong
+    digest, with `verify`: each anchor is read whose older versions are not kept. Anchors on S3 are
+    not read, because it verifies the bytes that it stores.
+
+    Args:
+        chain: manifests of all versions, from 0 on. Their tensors are not used.
+        keys: of all files of these versions.
+        retired: versions whose data was retired; no chain leads over them.
+    """
+    damaged = {
+        anchor.version
+        for anchor in chain
+        if anchor.step
+        and any(f"{_folder(anchor)}/{file.name}" not in keys for file in anchor.files)
+    }
+    verified = set(damaged)
+    while True:
+        result = _down_to_anchors(chain, kept, damaged, retired)
+        last_uses = [
+            version
+            for version in result
+            if (step := chain[version].step)
+            and version not in verified
+            and step.base not in result.keys() | retired
+        ]
+        if not verify or not last_uses or isinstance(run.backend, S3Objects):
+            return result
+        verified |= set(last_uses)
+        damaged |= {version for version in last_uses if not _is_undamaged(run, chain[version])}
+
+
+def _down_to_anchors(
+    chain: Sequence[Manifest],
+    kept: Mapping[int, str],
+    damaged: Collection[int],
+    retired: Collection[int],
+) -> dict[int, str]:
+    """Return `kept` with the bases of its versions, down to an anchor that is not damaged."""
+    result = dict(kept)
+    for version in sorted(kept, reverse=True):
+        why, current = f"leads to version {version}", chain[version]
+        while True:
+            base = current.base
+            if current.version in damaged and current.step and current.step.base not in retired:
+                base = current.step.base
+                why = f"leads to version {current.version}, whose own tensors are damaged"
+            if base is None or base in result:
+                break
+            result[base], current = why, chain[base]
+    return result
+
+
+def _is_undamaged(run: ObjectStore, manifest: Manifest) -> bool:
+    try:
+        check_files(run.sub(_folder(manifest)), manifest.files)
+    except CorruptError as error:
+        log.warning(
+            "%s; version %d of %s needs the versions before it until the file is put back",
+            error,
+            manifest.version,
+            manifest.policy,
+        )
+        return False
+    return True
+
+
+def _folder(manifest: Manifest) -> str:
+    return layout.weights(manifest.policy, manifest.version)
 
 
 def contents(manifest: Manifest) -> Contents:

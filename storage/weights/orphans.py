@@ -16,7 +16,8 @@ from functools import partial
 
 from storage import layout
 from storage.errors import CorruptError, NotFoundError
-from storage.formats.json_objects import unseal
+from storage.formats import json_values
+from storage.formats.json_objects import parse, unseal
 from storage.formats.tensor_set import MANIFEST
 from storage.records.numbers import Number
 from storage.run import runs
@@ -111,13 +112,15 @@ def _unnamed(
         if now_s - unseal(_Dated, run.get(manifest_key), manifest_key).created_s < AGE_S:
             return []
         bodies = {name: run.get(f"{folder}/{name}") for name in names if name not in writers}
-        for name, body in bodies.items():
-            if name.endswith(".json"):
-                unseal(_Dated, body, f"{folder}/{name}")
+        named: set[str] = set()
+        for name in [name for name in bodies if name.endswith(".json")]:
+            key, body = f"{folder}/{name}", bodies.pop(name)
+            unseal(_Dated, body, key)
+            named.update(json_values.strings(parse(body, key)))  # JSON may escape any character
     except (NotFoundError, CorruptError):
         return []  # it is being deleted, or the files it lists are not known
     return [
         f"{folder}/{name}"
         for name in writers
-        if not any(name.encode() in body for body in bodies.values())
+        if name not in named and not any(name.encode() in body for body in bodies.values())
     ]

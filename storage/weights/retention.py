@@ -7,7 +7,7 @@
 Only data is deleted. Manifests are small and stay, so that every digest, parent and batch can still
 be verified. Kept are version 0, the newest versions, every n-th, those that a person names or has
 tagged, those younger than the grace period, those from the oldest one on that a live reader has
-loaded, and the bases of all these down to an anchor.
+loaded, and the bases of all these down to an undamaged anchor.
 """
 
 import math
@@ -136,8 +136,12 @@ def thaw(run: ObjectStore) -> None:
     run.delete(layout.FROZEN)
 
 
-def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> RetirementPlan:
+def plan(
+    run: ObjectStore, policy: str, retention: Retention, now_s: float, *, verify: bool = True
+) -> RetirementPlan:
     """Plan which of the policy's versions lose their data, at Unix time `now_s`.
+
+    A plan that is to be carried out needs `verify` (`manifests.with_bases`).
 
     Raises:
         CorruptError: a manifest is missing or damaged, or a tag or a reader's heartbeat cannot be
@@ -164,14 +168,10 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> R
             )
         )
     tagged = tags.require_all(run)
-    kept = _kept_versions(run, chain, retention, tagged, now_s)
-    for version in sorted(kept, reverse=True):
-        base = chain[version].base
-        while base is not None and base not in kept:
-            kept[base] = f"leads to version {version}"
-            base = chain[base].base
-    data = _data_keys(policy, keys)
     recorded = set(layout.numbers(keys, partial(layout.retired, policy)))
+    wanted = _kept_versions(run, chain, retention, tagged, now_s)
+    kept = manifests.with_bases(run, chain, wanted, set(keys), recorded, verify=verify)
+    data = _data_keys(policy, keys)
     deleted = recorded - data.keys()
     # A version without data, whose delta changes nothing, is recorded too: its base is retired.
     retired = {

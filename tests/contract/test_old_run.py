@@ -204,7 +204,7 @@ def test_a_trainer_resumes_an_old_run_and_publishes_the_version_of_the_earlier_r
     assert metrics["grad_norm"] == pytest.approx(1.5333424806594849, rel=1e-3)
     resumed = checkpoints.newest(run, POLICY)
     assert resumed is not None
-    assert (resumed.step, resumed.state["tokens_trained"]) == (5, 278.0 + 69.0)
+    assert (resumed.step, resumed.state.tokens_trained) == (5, 278.0 + 69.0)
     assert verify(run, run_terms(run)).violations == ()
 
 

@@ -6,6 +6,7 @@ Steps are compared with `tests/support/models/plain_trainer.py`: weights and the
 
 import json
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from data_ops.algorithms.policy_groups import LOGPROB_MIN
 from storage.errors import CorruptError
 from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
 from storage.records.types import Json
@@ -460,6 +462,16 @@ class TrainEngineContract:
         assert all(np.isfinite(value) for value in metrics.values())
         assert weights_digest(engine.weights()) == before
 
+    def test_the_least_log_probability_that_is_trained_on_does_not_skip_the_step(self) -> None:
+        engine = self.started(ORDINARY)
+        before = weights_digest(engine.weights())
+        least = row(prompt=(1, 2), answer=(3, 4), logprob=LOGPROB_MIN, advantage=-1.0)
+        other = row(prompt=(1,), answer=(2,), advantage=1.0)
+        metrics = engine.step(batch(least, other, step=1))
+        assert metrics["trainer/skipped"] == 0.0
+        assert 1e12 < metrics["trainer/grad_norm"] < 1e17
+        assert weights_digest(engine.weights()) != before
+
     def test_rows_without_loss_tokens_have_no_gradient(self) -> None:
         engine = self.started(ORDINARY)
         before = weights_digest(engine.weights())
@@ -467,6 +479,16 @@ class TrainEngineContract:
         metrics = engine.step(batch(silent))
         assert metrics["trainer/tokens"] == 0.0
         assert weights_digest(engine.weights()) == before
+
+
+NORM = "optimizer/model.norm.weight/exp_avg"
+
+
+def floats(last: float) -> HostTensor:
+    """[16] zeros and, as the last element, `last`."""
+    values = np.zeros(16, np.float32)
+    values[-1] = last
+    return HostTensor("F32", (16,), values.view(np.uint32))
 
 
 class TestTorchEngine(TrainEngineContract):
@@ -501,3 +523,69 @@ class TestTorchEngine(TrainEngineContract):
                 {name: each for name, each in tensors.items() if not name.startswith(missing)},
                 state,
             )
+
+    @pytest.fixture
+    def saved(self) -> tuple[dict[str, HostTensor], Json]:
+        """The state of an engine after a step, as it is read from a checkpoint."""
+        engine = self.started(ORDINARY)
+        engine.step(sampled_batch(reference_model(base_weights())))
+        return through_files(*engine.save())
+
+    @pytest.mark.parametrize(
+        ("path", "value", "message"),
+        [
+            ("updates", None, "the engine's state is not a SavedState: updates: Field required"),
+            ("updates", ["model.norm.weight"], "updates: Input should be an object"),
+            ("updates", {"model.norm.weight": "x"}, "updates.model.norm.weight: Input should be a valid integer"),
+            ("updates", {"model.norm.weight": -1}, "updates.model.norm.weight: Input should be greater than or equal to 0"),
+            ("rng", None, "rng: Field required"),
+            ("rng.python.words", [1], "rng.python.words: Tuple should have at least 625 items"),
+            ("rng.python.words", [0] * 624 + [625], "the random states cannot be restored: invalid state"),
+            ("rng.python.version", 9, "the random states cannot be restored: state with version 9"),
+            ("rng.numpy.kind", "PCG64", "rng.numpy.kind: Input should be 'MT19937'"),
+            ("rng.numpy.keys", [1], "rng.numpy.keys: Tuple should have at least 624 items"),
+            ("rng.numpy.keys", [-1] * 624, "rng.numpy.keys.0: Input should be greater than or equal to 0"),
+            ("rng.numpy.position", 625, "rng.numpy.position: Input should be less than or equal to 624"),
+        ],
+    )  # fmt: skip
+    def test_a_state_of_another_form_is_refused(
+        self, saved: tuple[dict[str, HostTensor], Json], path: str, value: object, message: str
+    ) -> None:
+        tensors, state = saved[0], json.loads(json.dumps(saved[1]))
+        *folders, name = path.split(".")
+        part = state
+        for folder in folders:
+            part = part[folder]
+        if value is None:
+            del part[name]
+        else:
+            part[name] = value
+        with pytest.raises(CorruptError, match=re.escape(message)):
+            self.started(ORDINARY).load(tensors, state)
+
+    @pytest.mark.parametrize(
+        ("name", "tensor", "message"),
+        [
+            ("rng/torch", None, "the random state of torch, rng/torch, is missing"),
+            ("rng/torch", HostTensor("U8", (3,), np.zeros(3, np.uint8)), "the random states cannot be restored: "),
+            ("rng/torch", HostTensor("F32", (3,), np.zeros(3, np.uint32)), "the random states cannot be restored: "),
+            (NORM, HostTensor("F32", (1,), np.zeros(1, np.uint32)), f"{NORM} is F32 [1]; its parameter is F32 [16]"),
+            (NORM, HostTensor("U8", (16,), np.zeros(16, np.uint8)), f"{NORM} is U8 [16]; its parameter is F32 [16]"),
+            (NORM, floats(np.nan), f"{NORM} has an element that is not finite"),
+            (NORM, floats(-np.inf), f"{NORM} has an element that is not finite"),
+            (f"{NORM}_sq", floats(-1e-9), f"{NORM}_sq is a mean of squares and has a negative element"),
+        ],
+    )  # fmt: skip
+    def test_a_tensor_that_does_not_fit_the_optimizer_or_the_generators_is_refused(
+        self,
+        saved: tuple[dict[str, HostTensor], Json],
+        name: str,
+        tensor: HostTensor | None,
+        message: str,
+    ) -> None:
+        tensors = {key: each for key, each in saved[0].items() if key != name}
+        assert len(tensors) == len(saved[0]) - 1
+        if tensor is not None:
+            tensors[name] = tensor
+        with pytest.raises(CorruptError, match=re.escape(message)):
+            self.started(ORDINARY).load(tensors, saved[1])

@@ -33,6 +33,7 @@ from storage.run import (
     runs,
     shards,
 )
+from storage.run.checkpoints import CheckpointState
 from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
@@ -65,9 +66,7 @@ def whole_run(store: ObjectStore) -> ObjectStore:
     with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as heartbeat_writer:
         heartbeat_writer.update(progress=TrainerProgress(step=3), versions={"solver": 2})
     tags.create(run, "best", "solver", 2)
-    checkpoints.save(
-        run, "solver", 4, builders.tensors(4), {"engine": {"format": 1}, "tokens_trained": 120.0}
-    )
+    checkpoints.save(run, "solver", 4, builders.tensors(4), CheckpointState({"format": 1}, 120.0))
     scores = np.array([1, 0], dtype=np.float32)
     evaluations.create(
         run,

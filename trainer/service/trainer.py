@@ -15,7 +15,13 @@ from dataclasses import replace
 
 from storage import layout
 from storage.coordination.lifetime import Lifetime, StoppedError
-from storage.errors import ConflictError, CorruptError, NotFoundError
+from storage.errors import (
+    ConfigError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    TransientError,
+)
 from storage.formats.json_objects import parse
 from storage.formats.safetensors import weights_digest
 from storage.records.batches import Batch
@@ -23,7 +29,7 @@ from storage.records.control import ServiceState, WaitReason
 from storage.records.progress import TrainerProgress
 from storage.records.weights import HostTensor
 from storage.run import batches, checkpoints
-from storage.run.checkpoints import Checkpoint
+from storage.run.checkpoints import Checkpoint, CheckpointState
 from storage.weights import manifests, reader
 from storage.weights.manifests import LoadedWeights
 from trainer.config import TrainConfig
@@ -157,8 +163,18 @@ class _Trainer:
         return True
 
     def _resume(self, checkpoint: Checkpoint) -> None:
-        self._engine.load(checkpoint.tensors, checkpoint.state["engine"])
-        self._tokens_trained = float(checkpoint.state["tokens_trained"])
+        try:
+            self._engine.load(checkpoint.tensors, checkpoint.state.engine)
+        except (ConfigError, TransientError):
+            raise
+        except Exception as error:  # an engine may be foreign code; the message names the object
+            why = error if isinstance(error, CorruptError) else f"{type(error).__name__}: {error}"
+            raise CorruptError(
+                f"{layout.checkpoint(self._policy, checkpoint.step)} cannot be loaded: {why}; if "
+                "it is damaged, delete it: the trainer then resumes from the one before, or from "
+                "version 0"
+            ) from error
+        self._tokens_trained = checkpoint.state.tokens_trained
         self._step = self._checkpointed = checkpoint.step
 
     def _next_batch(self) -> Batch | None:
@@ -252,7 +268,7 @@ class _Trainer:
         self._publication.settle()  # a trainer cannot resume from a checkpoint without its version
         with self._heartbeat.span("checkpoint"):
             tensors, engine_state = self._engine.save()
-            state = {"engine": engine_state, "tokens_trained": self._tokens_trained}
+            state = CheckpointState(engine_state, self._tokens_trained)
             try:
                 self._lifetime.retry(
                     f"saving the checkpoint of step {step}",

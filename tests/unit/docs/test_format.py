@@ -24,6 +24,7 @@ from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.records.control import Stop
 from storage.records.progress import TrainerProgress
 from storage.run import base_models, checkpoints, evaluations, quarantine, shards
+from storage.run.checkpoints import CheckpointState
 from storage.run.runs import read_stop, request_stop
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
@@ -51,9 +52,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lease = leases.take(run, 0, "rollout-us-east-0", "us-east", leases.LeaseWatch(20.0))
     assert lease is not None
     leases.renew(run, lease)
-    checkpoints.save(
-        run, "solver", 4, tensors(4), {"engine": {"format": 1}, "tokens_trained": 72.0}
-    )
+    checkpoints.save(run, "solver", 4, tensors(4), CheckpointState({"format": 1}, 72.0))
     base_models.save_model(store, "8c1f", tensors(0), {"config.json": b"{}"}, {"accuracy": 0.3})
     request_stop(run, Stop("completed", "every policy reached version 4", 1700000900.0))
     with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as heartbeat_writer:

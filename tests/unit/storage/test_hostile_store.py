@@ -11,6 +11,7 @@ from storage import layout
 from storage.errors import ConfigError, CorruptError
 from storage.formats.safetensors import file_digest
 from storage.run import batches, checkpoints
+from storage.run.checkpoints import CheckpointState
 from storage.run.runs import create_run, open_run, read_all, read_run
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
@@ -136,7 +137,7 @@ def test_verify_reports_only_the_checkpoint_with_an_invalid_name_or_step(
 ) -> None:
     run = finished_run(memory_store)
     for step in (1, 2, 3):
-        checkpoints.save(run, "solver", step, tensors(step), {})
+        checkpoints.save(run, "solver", step, tensors(step), CheckpointState({}, 0.0))
     keys = [layout.manifest(layout.checkpoint("solver", step)) for step in (1, 2, 3)]
     manifest, second = json.loads(run.get(keys[0])), run.get(keys[1])
     manifest["files"][0]["name"] = "x./tmp/EVIL"

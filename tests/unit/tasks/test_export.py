@@ -66,6 +66,14 @@ def test_a_folder_with_a_foreign_file_is_refused_and_not_changed(name: str, tmp_
     assert (tmp_path / name).read_text() == "mine"
 
 
+def test_a_foreign_file_is_named_with_its_bytes_that_are_not_utf8(tmp_path: Path) -> None:
+    small_run = SmallRun("export-foreign-bytes")
+    small_run.version("solver", 0, {"config.json": b"{}"})
+    (tmp_path / os.fsdecode(b"caf\xe9")).touch()
+    with pytest.raises(ConfigError, match=rf"{tmp_path} contains caf\\xe9, which an export"):
+        export_model(small_run.run, "solver", 0, tmp_path)
+
+
 def test_a_file_added_to_an_earlier_export_is_refused_by_name(tmp_path: Path) -> None:
     small_run = SmallRun("export-beside")
     small_run.version("solver", 0)

@@ -2,8 +2,10 @@ import os
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prefect.exceptions import ParameterTypeError
 from prefect.logging import disable_run_logger
@@ -12,11 +14,14 @@ from flows import run_gc
 from rollout.config import RegionConfig
 from storage import layout
 from storage.errors import ConfigError, NotFoundError, TransientError
+from storage.formats import json_objects
 from storage.records.control import Stop
+from storage.records.weights import HostTensor
 from storage.run import runs
 from storage.store.local import LocalFiles
 from storage.store.object_store import ObjectStore, open_store
-from storage.weights import manifests, publisher, replication, retention
+from storage.weights import manifests, publisher, reader, replication, retention
+from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention
 from tasks import garbage_collection
 from tasks.recipes import loader
@@ -193,6 +198,66 @@ def test_unreadable_runs_are_reported_and_the_others_are_processed(store: Object
     page = garbage_collection.markdown(done)
     assert "| sound | solver | 0: the base model; 8–9: one of the newest 2 | 1–7 | " in page
     assert "- damaged: " in page
+
+
+class ShortOfMemory(LocalFiles):
+    """A backend that raises an error of Python at the objects of one run."""
+
+    def read(self, path: str) -> bytes:
+        if path in ("runs/config/run.json", "runs/manifest/weights/solver/00000004/manifest.json"):
+            raise MemoryError(path)
+        return super().read(path)
+
+
+def test_an_unexpected_error_of_one_run_is_reported_and_the_others_are_processed(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    made = {run_id: make_run(store, run_id)[0] for run_id in ("config", "manifest", "sound")}
+    short = replace(store, backend=ShortOfMemory(tmp_path / "home"))
+    done = garbage_collection.collect(short, [], WANTED, [], apply=True)
+    assert done.skipped == {
+        "config": "MemoryError: runs/config/run.json",
+        "manifest": "MemoryError: runs/manifest/weights/solver/00000004/manifest.json",
+    }
+    assert data(made["sound"]) == [0, LAST - 1, LAST]
+    assert data(made["config"]) == data(made["manifest"]) == list(range(LAST + 1))
+
+
+def test_a_base_out_of_range_skips_its_run_alone(store: ObjectStore) -> None:
+    other, _ = make_run(store, "other")
+    sound, _ = make_run(store, "sound")
+    key = layout.manifest(layout.weights("solver", LAST))
+    manifest = manifests.read_manifest(other, "solver", LAST)
+    other.put(key, json_objects.seal(replace(manifest, kind="delta", base=10**9)))
+    done = garbage_collection.collect(store, [], WANTED, [], apply=True)
+    assert done.skipped == {
+        "other": f"{key}: version {LAST} of solver is a delta to version 1000000000, which is not "
+        "the one before"
+    }
+    assert (data(other), data(sound)) == (list(range(LAST + 1)), [0, LAST - 1, LAST])
+
+
+def test_an_anchor_is_verified_before_the_versions_below_it_are_deleted(
+    store: ObjectStore,
+) -> None:
+    run, _ = make_run(store, "one")
+    loaded: LoadedWeights | None = None
+    for version in (LAST + 1, LAST + 2):
+        large = {"w": HostTensor("U8", (4000,), np.full(4000, version % 2, np.uint8))}
+        large["w"].bits[version:] = 7
+        manifest = publisher.publish(run, "solver", version, large, base=loaded, anchor=True)
+        loaded = LoadedWeights(manifest, large)
+    assert manifest.step is not None
+    key = f"{layout.weights('solver', LAST + 2)}/{manifest.files[0].name}"
+    body = run.get(key)
+    run.put(key, body[:-1] + bytes([body[-1] ^ 1]))
+    newest = Retention(last=1, every=0, grace_s=0.0)
+    for apply, last_retired in ((False, LAST + 1), (True, LAST)):
+        done = garbage_collection.collect(store, ["one"], newest, [], apply=apply)
+        retired = done.surveys[0].home.plans[0].retired
+        assert list(retired) == list(range(1, last_retired + 1))
+    assert data(run) == [0, LAST + 1, LAST + 2]
+    assert reader.fetch(run, "solver", LAST + 2)["w"].bits.tolist() == large["w"].bits.tolist()
 
 
 def test_a_dry_run_deletes_nothing_and_is_marked_as_such(store: ObjectStore) -> None:

@@ -15,28 +15,43 @@ Shape legend: N loss tokens of a micro-batch.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from storage.errors import CorruptError
+from storage.formats.json_objects import build, dump
 from storage.records.batches import Batch
+from storage.records.numbers import Count
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
 from trainer.engines.torch import rng_state
 from trainer.engines.torch.changed_elements import DeviceScan
 from trainer.engines.torch.hf_model import HfModel
-from trainer.engines.torch.host_tensors import to_host, to_torch
+from trainer.engines.torch.host_tensors import NAMES, to_host, to_torch
 from trainer.engines.torch.logprobs import token_logprobs
 from trainer.engines.torch.minibatches import batch_advantages, check_rows, minibatches
 from trainer.engines.torch.packing import Block, PackedRow, pack, plan
+from trainer.engines.torch.rng_state import RandomStates
 from trainer.engines.torch.step_metrics import StepMetrics
 from trainer.losses.loss import Prepared, check_token_loss
 
 STATE_FORMAT = 1
-MOMENTS = ("exp_avg", "exp_avg_sq")
+SECOND_MOMENT = "exp_avg_sq"
+MOMENTS = ("exp_avg", SECOND_MOMENT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedState:
+    """The JSON that `TorchTrainEngine.save` returns."""
+
+    format: Literal[1]
+    updates: Mapping[str, Count]
+    """Parameter → its optimizer steps; parameters without one are left out."""
+    rng: RandomStates
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -111,22 +126,26 @@ class TorchTrainEngine:
                 f"the engine's state has format {state.get('format')!r}; this engine reads "
                 f"{STATE_FORMAT}"
             )
+        saved = build(SavedState, dump(state), "the engine's state")
         self._open(_below("model/", tensors))
         moments = _below("optimizer/", tensors)
-        expected = {f"{name}/{moment}" for name in state["updates"] for moment in MOMENTS}
-        if expected != moments.keys() or not state["updates"].keys() <= self._parameters.keys():
+        expected = {f"{name}/{moment}" for name in saved.updates for moment in MOMENTS}
+        if expected != moments.keys() or not saved.updates.keys() <= self._parameters.keys():
             raise CorruptError(
                 "the optimizer's state does not belong to this model: its parameters have other "
                 "names"
             )
         template = self._optimizer.state_dict()
         for index, name in enumerate(self._names_in_optimizer_order()):
-            if name in state["updates"]:
-                template["state"][index] = {"step": torch.tensor(float(state["updates"][name]))} | {
-                    moment: to_torch(moments[f"{name}/{moment}"]) for moment in MOMENTS
+            if name in saved.updates:
+                template["state"][index] = {"step": torch.tensor(float(saved.updates[name]))} | {
+                    moment: _checked_moment(
+                        f"{name}/{moment}", moments[f"{name}/{moment}"], self._parameters[name]
+                    )
+                    for moment in MOMENTS
                 }
         self._optimizer.load_state_dict(template)
-        rng_state.restore(_below("rng/", tensors), state["rng"])
+        rng_state.restore(_below("rng/", tensors), saved.rng)
 
     def _to_host(self, name: str, tensor: Tensor) -> HostTensor:
         dtype = self._config.publish_dtype if tensor.is_floating_point() else None
@@ -236,6 +255,22 @@ class TorchTrainEngine:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._model.device)
+
+
+def _checked_moment(label: str, moment: HostTensor, parameter: Tensor) -> Tensor:
+    """Return the moment as a tensor; CorruptError unless AdamW can continue from it."""
+    expected = NAMES[parameter.dtype], tuple(parameter.shape)
+    if (moment.dtype, moment.shape) != expected:
+        raise CorruptError(
+            f"optimizer/{label} is {moment.dtype} {list(moment.shape)}; its parameter is "
+            f"{expected[0]} {list(expected[1])}"
+        )
+    tensor = to_torch(moment)
+    if not tensor.isfinite().all():
+        raise CorruptError(f"optimizer/{label} has an element that is not finite")
+    if label.endswith(SECOND_MOMENT) and (tensor < 0).any():
+        raise CorruptError(f"optimizer/{label} is a mean of squares and has a negative element")
+    return tensor
 
 
 def _is_remote(device: torch.device) -> bool:

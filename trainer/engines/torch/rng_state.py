@@ -2,13 +2,54 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
+from storage.errors import CorruptError
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.torch.host_tensors import to_host, to_torch
+
+_MERSENNE_WORDS = 624
+_Word = Annotated[int, Field(ge=0, lt=2**32)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonRandomState:
+    """The state of Python's `random`."""
+
+    version: int
+    words: Annotated[
+        tuple[_Word, ...], Field(min_length=_MERSENNE_WORDS + 1, max_length=_MERSENNE_WORDS + 1)
+    ]
+    """[625] the generator's words, then the position of the next one."""
+    gauss: _Finite | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumpyRandomState:
+    """The state of NumPy's global generator. NumPy itself does not check the position."""
+
+    kind: Literal["MT19937"]
+    keys: Annotated[
+        tuple[_Word, ...], Field(min_length=_MERSENNE_WORDS, max_length=_MERSENNE_WORDS)
+    ]
+    position: Annotated[int, Field(ge=0, le=_MERSENNE_WORDS)]
+    has_gauss: Literal[0, 1]
+    cached: _Finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomStates:
+    """The random states in the JSON of `capture`."""
+
+    python: PythonRandomState
+    numpy: NumpyRandomState
 
 
 def seed_all(seed: int) -> None:
@@ -38,21 +79,28 @@ def capture() -> tuple[dict[str, HostTensor], Json]:
     return tensors, state
 
 
-def restore(tensors: Mapping[str, HostTensor], state: Json) -> None:
-    """Restore the states that `capture` returned, except those of GPUs that are not available."""
-    torch.set_rng_state(to_torch(tensors["torch"]))
-    for index in range(torch.cuda.device_count()):
-        if f"cuda/{index}" in tensors:
-            torch.cuda.set_rng_state(to_torch(tensors[f"cuda/{index}"]), index)
-    python, numpy_state = state["python"], state["numpy"]
-    random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
-    keys = np.array(numpy_state["keys"], dtype=np.uint32)
+def restore(tensors: Mapping[str, HostTensor], state: RandomStates) -> None:
+    """Restore the states that `capture` returned, except those of GPUs that are not available.
+
+    CorruptError when torch's state is missing or of another form.
+    """
+    if "torch" not in tensors:
+        raise CorruptError("the random state of torch, rng/torch, is missing")
+    try:
+        torch.set_rng_state(to_torch(tensors["torch"]))
+        for index in range(torch.cuda.device_count()):
+            if f"cuda/{index}" in tensors:
+                torch.cuda.set_rng_state(to_torch(tensors[f"cuda/{index}"]), index)
+        random.setstate((state.python.version, state.python.words, state.python.gauss))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise CorruptError(f"the random states cannot be restored: {error}") from error
+    numpy_state = state.numpy
     np.random.set_state(
         (
-            numpy_state["kind"],
-            keys,
-            numpy_state["position"],
-            numpy_state["has_gauss"],
-            numpy_state["cached"],
+            numpy_state.kind,
+            np.array(numpy_state.keys, dtype=np.uint32),
+            numpy_state.position,
+            numpy_state.has_gauss,
+            numpy_state.cached,
         )
     )

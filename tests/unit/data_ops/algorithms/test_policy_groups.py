@@ -108,6 +108,8 @@ def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
     "change",
     [
         {"logprobs": np.array([0, 0, -1, 0.011, -1], dtype=np.float32)},
+        {"logprobs": np.array([0, 0, -1, -40.001, -1], dtype=np.float32)},
+        {"logprobs": np.array([0, 0, -1, -3e38, -1], dtype=np.float32)},
         {"temperature": 0.0},
         {
             "loss_mask": np.ones(5, dtype=np.bool_),
@@ -115,7 +117,7 @@ def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
             "versions": np.full(5, 3, dtype=np.int32),
         },
     ],
-    ids=["a log-probability above 0", "greedy", "a first token"],
+    ids=["above 0", "below -40", "lowest float", "greedy", "a first token"],
 )
 def test_an_unusable_sequence_is_dropped_and_the_others_are_kept(
     change: dict[str, Any],
@@ -126,8 +128,8 @@ def test_an_unusable_sequence_is_dropped_and_the_others_are_kept(
     assert [row.key for row in solver.rows] == [(0, 0, 1, 0)]
 
 
-def test_a_log_probability_rounded_above_0_and_a_greedy_context_are_kept() -> None:
-    rounded = replace(sequence(), logprobs=np.array([0, 0, -1, 0.009, -1], dtype=np.float32))
+def test_log_probabilities_in_bounds_and_a_greedy_context_are_kept() -> None:
+    rounded = replace(sequence(), logprobs=np.array([0, 0, -40, 0.009, -1], dtype=np.float32))
     context = replace(sequence(), temperature=0.0, loss_mask=np.zeros(5, dtype=np.bool_))
     (solver,) = route(shard(group(episode(rounded), episode(context))), ["solver"], {})["solver"]
     assert (len(solver.rows), solver.refused) == (2, ())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from storage.formats.json_values import DEPTH_MAX, fault
+from storage.formats.json_values import DEPTH_MAX, fault, strings
 
 
 def nested(levels: int) -> Any:
@@ -53,3 +53,9 @@ def test_values_that_json_cannot_represent_are_named_with_their_place(
     value: Any, place: str, why: str
 ) -> None:
     assert fault(value) == (place, why)
+
+
+def test_all_strings_of_a_value_are_found_at_any_depth() -> None:
+    value = {"a": "one", "b": [{"c": "two", "d": [1, None, "three"]}, ["four"]], "e": 2.5}
+    assert sorted(strings(value)) == ["four", "one", "three", "two"]
+    assert list(strings("text")) == ["text"]

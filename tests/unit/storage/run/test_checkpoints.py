@@ -1,9 +1,17 @@
+import json
+
 import pytest
 
 from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.run import checkpoints
+from storage.run.checkpoints import CheckpointState
 from storage.store.object_store import ObjectStore
 from tests.support.runs import builders
+from tests.support.stores.stranger import sealed
+
+
+def state(step: int) -> CheckpointState:
+    return CheckpointState({"rng": [1, 2**64 - 1], "name": "ä"}, 3.0 * step)
 
 
 def save(store: ObjectStore, step: int) -> None:
@@ -12,7 +20,7 @@ def save(store: ObjectStore, step: int) -> None:
         "solver",
         step,
         builders.tensors(step),
-        {"step": step, "rng": [1, 2**64 - 1], "name": "ä"},
+        state(step),
     )
 
 
@@ -24,9 +32,9 @@ def newest_step(store: ObjectStore) -> int:
 
 def test_a_saved_checkpoint_is_loaded_unchanged(memory_store: ObjectStore) -> None:
     save(memory_store, 10)
-    tensors, state = checkpoints.load(memory_store, "solver", 10)
+    tensors, loaded = checkpoints.load(memory_store, "solver", 10)
     assert tensors["model.weight"].bits.tolist() == [[10, 11, 12], [13, 14, 15]]
-    assert state == {"step": 10, "rng": [1, 2**64 - 1], "name": "ä"}
+    assert loaded == CheckpointState({"rng": [1, 2**64 - 1], "name": "ä"}, 30.0)
 
 
 def test_the_newest_is_the_last_complete_checkpoint(memory_store: ObjectStore) -> None:
@@ -49,10 +57,68 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(memory_store: Obje
     memory_store.put(data, b"torn")
     newest = checkpoints.newest(memory_store, "solver")
     assert newest is not None
-    assert (newest.step, newest.state["step"]) == (10, 10)
+    assert (newest.step, newest.state.tokens_trained) == (10, 30.0)
     memory_store.put("checkpoints/solver/00000010/manifest.json", b"torn")
-    with pytest.raises(CorruptError, match="checkpoints/solver/00000020"):
+    with pytest.raises(
+        CorruptError,
+        match=r"no checkpoint of solver can be read: .*checkpoints/solver/00000020/.*; put the file "
+        r"back, or delete memory://.*/checkpoints/solver: the trainer then repeats every step",
+    ):
         checkpoints.newest(memory_store, "solver")
+
+
+def test_a_checkpoint_without_its_data_is_skipped_for_the_previous_one(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (10, 20):
+        save(memory_store, step)
+    (data,) = [
+        key for key in memory_store.list("checkpoints/solver/00000020") if "model-00000" in key
+    ]
+    checkpoints.check_complete(memory_store, "solver", 20)
+    memory_store.delete(data)
+    with pytest.raises(CorruptError, match=f"{data} is missing, though its manifest lists it"):
+        checkpoints.check_complete(memory_store, "solver", 20)
+    with pytest.raises(NotFoundError):
+        checkpoints.check_complete(memory_store, "solver", 30)
+    assert newest_step(memory_store) == 10
+    assert "checkpoint of step 20 of solver is damaged, an older one is tried" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({}, "state.engine: Field required; state.tokens_trained: Field required"),
+        ({"engine": {}}, "state.tokens_trained: Field required"),
+        ({"engine": [], "tokens_trained": 1.0}, "state.engine: Input should be an object"),
+        (
+            {"engine": {}, "tokens_trained": "NaN"},
+            "state.tokens_trained: Input should be a valid number",
+        ),
+        (
+            {"engine": {}, "tokens_trained": []},
+            "state.tokens_trained: Input should be a valid number",
+        ),
+        (
+            {"engine": {}, "tokens_trained": -5.0},
+            "state.tokens_trained: Input should be greater than or equal to 0",
+        ),
+        (
+            {"engine": {}, "tokens_trained": 1e300},
+            "state.tokens_trained: Input should be less than or equal to",
+        ),
+    ],
+)
+def test_a_checkpoint_with_a_state_of_another_form_is_corrupt(
+    memory_store: ObjectStore, fields: dict[str, object], fault: str
+) -> None:
+    save(memory_store, 10)
+    save(memory_store, 20)
+    key = "checkpoints/solver/00000020/manifest.json"
+    memory_store.put(key, sealed({**json.loads(memory_store.get(key)), "state": fields}))
+    with pytest.raises(CorruptError, match=f"{key} is not a CheckpointManifest: {fault}"):
+        checkpoints.load(memory_store, "solver", 20)
+    assert newest_step(memory_store) == 10
 
 
 def test_the_second_writer_of_a_checkpoint_loses(memory_store: ObjectStore) -> None:
@@ -68,7 +134,7 @@ def test_prune_keeps_the_newest_and_deletes_all_others(memory_store: ObjectStore
     checkpoints.prune(memory_store, "solver", keep=2)
     left = {key.split("/")[2] for key in memory_store.list("checkpoints/solver")}
     assert left == {"00000030", "00000040"}
-    assert checkpoints.load(memory_store, "solver", 30)[1]["step"] == 30
+    assert checkpoints.load(memory_store, "solver", 30)[1].tokens_trained == 90.0
 
 
 def test_prune_keeps_incomplete_newer_checkpoints(memory_store: ObjectStore) -> None:

@@ -18,11 +18,12 @@ from storage.formats.json_objects import seal
 from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 from storage.records.control import Stop
 from storage.records.rollouts import Shard
-from storage.run import batches, evaluations, orders, quarantine, shards
+from storage.run import batches, checkpoints, evaluations, orders, quarantine, shards
+from storage.run.checkpoints import CheckpointState
 from storage.run.runs import create_run, request_stop
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import Verdict, verify
-from storage.verify.violations import Violation
+from storage.verify.violations import Invariant, Violation
 from storage.weights import manifests, publisher, tags
 from tasks.recipes.run_terms import run_terms
 from tests.support.runs.builders import tensors
@@ -677,6 +678,33 @@ def test_damaged_evaluations_and_tags_are_reported_with_the_reason(run: ObjectSt
         "bytes" in violations[0][2]
     )
     assert violations[1][2].startswith("cannot be read: tags/best.json is not JSON")
+
+
+def test_an_evaluation_that_was_damaged_after_it_was_read_is_reported(run: ObjectStore) -> None:
+    versions = {"solver": 1, "verifier": 1}
+    evaluations.create(run, evaluation(versions))
+    assert evaluations.read(run, versions).versions == versions
+    assert len(evaluations.read_all(run).readable) == 1
+    run.put(layout.evaluation(versions), b"torn")
+    (violation,) = verify(run, run_terms(run)).violations
+    assert (violation.invariant, violation.where) == (4, layout.evaluation(versions))
+    assert violation.what.startswith(
+        "cannot be read: evals/solver-00000001_verifier-00000001.arrow"
+    )
+
+
+def test_a_checkpoint_without_its_data_is_reported(run: ObjectStore) -> None:
+    for step in (1, 2):
+        checkpoints.save(run, "solver", step, tensors(step), CheckpointState({}, 0.0))
+    (lost,) = [key for key in run.list(layout.checkpoint("solver", 2)) if "model-00000" in key]
+    run.delete(lost)
+    assert verify(run, run_terms(run)).violations == (
+        Violation(
+            Invariant.LINEAGE,
+            layout.manifest(layout.checkpoint("solver", 2)),
+            f"{run.url}/{lost} is missing, though its manifest lists it",
+        ),
+    )
 
 
 def test_an_evaluation_or_a_tag_of_a_missing_version_is_reported(run: ObjectStore) -> None:

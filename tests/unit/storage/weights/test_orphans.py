@@ -1,3 +1,4 @@
+import json
 import os
 import time
 from pathlib import Path
@@ -7,9 +8,11 @@ import pytest
 from storage import layout
 from storage.records.control import Stop
 from storage.run import checkpoints, runs
+from storage.run.checkpoints import CheckpointState
 from storage.store.object_store import ObjectStore, open_store
-from storage.weights import orphans, publisher, reader
+from storage.weights import manifests, orphans, publisher, reader
 from tests.support.runs import builders
+from tests.support.stores.stranger import sealed
 
 NOW_S = time.time()
 LATER_S = NOW_S + orphans.AGE_S + 3600.0
@@ -34,7 +37,9 @@ def run(memory_store: ObjectStore) -> ObjectStore:
     for version in range(NEWEST + 1):
         publisher.publish(memory_store, "solver", version, builders.tensors(version))
     for step in (5, 9):
-        checkpoints.save(memory_store, "solver", step, builders.tensors(step), {})
+        checkpoints.save(
+            memory_store, "solver", step, builders.tensors(step), CheckpointState({}, 0.0)
+        )
     for key in (weight(0), weight(1), weight(NEXT), checkpoint(5), checkpoint(9), checkpoint(12)):
         memory_store.put(key, b"killed")
     return memory_store
@@ -75,6 +80,32 @@ def test_the_age_of_a_day_is_inclusive(run: ObjectStore) -> None:
 def test_a_file_listed_by_another_record_of_the_version_is_no_orphan(run: ObjectStore) -> None:
     run.put(weight(0, "since-00000000.json"), f'{{"files": [{{"name": "{STRAY}"}}]}}'.encode())
     assert weight(0) not in orphans.orphans(run, "solver", LATER_S)
+
+
+ESCAPED = "größe \U0001f600.json"
+
+
+def test_a_file_whose_name_is_escaped_in_the_manifest_is_no_orphan(
+    run: ObjectStore,
+) -> None:
+    files = {ESCAPED: b"{}", "config.json": b"{ }"}
+    run.delete(weight(0, "manifest.json"))
+    publisher.publish(run, "solver", 0, builders.tensors(), extra_files=files)
+    escaped = sealed(json.loads(run.get(weight(0, "manifest.json"))))
+    assert rb"gr\u00f6\u00dfe \ud83d\ude00.json" in escaped
+    run.put(weight(0, "manifest.json"), escaped)
+    found = orphans.orphans(run, "solver", LATER_S)
+    listed = {file.name for file in manifests.read_manifest(run, "solver", 0).files}
+    assert [key for key in found if key.rpartition("/")[2] in listed] == []
+    assert weight(0) in found
+    for key in found:
+        run.delete(key)
+    assert reader.fetch_files(run, "solver", 0) == files
+
+
+def test_a_file_that_an_object_of_another_kind_names_is_no_orphan(run: ObjectStore) -> None:
+    run.put(weight(0, "index.arrow"), b"ARROW1" + STRAY.encode())
+    assert orphans.orphans(run, "solver", LATER_S) == [checkpoint(5), checkpoint(9)]
 
 
 def test_a_version_with_a_damaged_manifest_has_no_orphans(run: ObjectStore) -> None:

@@ -1,6 +1,6 @@
 import gc
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,9 @@ from storage.formats.safetensors import weights_digest
 from storage.records.control import ServiceState
 from storage.records.progress import ServiceKind
 from storage.records.weights import FileInfo, HostTensor, Manifest, MergedDelta, StoredDelta
+from storage.store.memory import MemoryObjects
 from storage.store.object_store import ObjectStore
+from storage.store.s3 import S3Objects
 from storage.verify.violations import Findings
 from storage.verify.weights import WeightsAudit
 from storage.weights import manifests, publisher, reader, retention
@@ -449,3 +451,98 @@ def test_nothing_is_retired_while_a_manifest_is_missing(run: ObjectStore, missin
         retention.plan(run, "solver", Retention(last=1), 0.0)
     run.create(key, body)
     assert retention.plan(run, "solver", Retention(last=1), later_s(run)).retired
+
+
+def anchored(store: ObjectStore) -> ObjectStore:
+    """Versions 0 to 11; 0, 4 and 8 are anchors, and 4 and 8 carry their deltas."""
+    loaded: LoadedWeights | None = None
+    for version in range(12):
+        tensors = model(version)
+        loaded = LoadedWeights(
+            publisher.publish(
+                store, "solver", version, tensors, base=loaded, anchor=version % 4 == 0
+            ),
+            tensors,
+        )
+    return store
+
+
+def anchor_file(run: ObjectStore, version: int) -> str:
+    manifest = manifests.read_manifest(run, "solver", version)
+    assert (manifest.kind, manifest.step is not None) == ("anchor", True)
+    return f"{layout.weights('solver', version)}/{manifest.files[0].name}"
+
+
+def flip_last_bit(run: ObjectStore, key: str) -> None:
+    body = run.get(key)
+    run.put(key, body[:-1] + bytes([body[-1] ^ 1]))
+
+
+TWO = Retention(last=2, every=0, grace_s=0.0)
+FOUR = "leads to version 4, whose own tensors are damaged"
+EIGHT = "leads to version 8, whose own tensors are damaged"
+
+
+@pytest.mark.parametrize("damage", [ObjectStore.delete, flip_last_bit])
+def test_an_anchor_that_lost_its_tensors_keeps_the_chain_to_the_anchor_before(
+    memory_store: ObjectStore, damage: Callable[[ObjectStore, str], None]
+) -> None:
+    run = anchored(memory_store)
+    damage(run, anchor_file(run, 8))
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    assert {version: planned.kept[version] for version in (4, 5, 6, 7)} == dict.fromkeys(
+        (4, 5, 6, 7), EIGHT
+    )
+    assert sorted(planned.retired) == [1, 2, 3]
+    retention.retire(run, planned)
+    assert [told_of(run, version) for version in (0, *range(4, 12))] == ["readable"] * 9
+
+
+@pytest.mark.parametrize("damage", [ObjectStore.delete, flip_last_bit])
+def test_two_damaged_anchors_keep_the_chain_to_the_anchor_before_both(
+    memory_store: ObjectStore, damage: Callable[[ObjectStore, str], None]
+) -> None:
+    run = anchored(memory_store)
+    for version in (4, 8):
+        damage(run, anchor_file(run, version))
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    assert [planned.kept[version] for version in (1, 3, 4, 7, 9)] == [
+        FOUR, FOUR, EIGHT, EIGHT, "leads to version 10",
+    ]  # fmt: skip
+    assert planned.retired == {}
+    retention.retire(run, planned)
+    assert told_of(run, 11) == "readable"
+
+
+def test_only_anchors_whose_older_versions_are_deleted_are_read(memory_store: ObjectStore) -> None:
+    run = anchored(memory_store)
+    for version in (4, 8):
+        flip_last_bit(run, anchor_file(run, version))
+    by_manifests = retention.plan(run, "solver", TWO, 1e12, verify=False)
+    assert sorted(by_manifests.retired) == [1, 2, 3, 4, 5, 6, 7]
+    seven = Retention(last=2, every=0, versions={"solver": [7]}, grace_s=0.0)
+    planned = retention.plan(run, "solver", seven, 1e12)  # 4 to 7 are kept without anchor 8
+    assert [planned.kept[version] for version in (1, 6, 7)] == [FOUR, "leads to version 7", "named"]
+    assert planned.retired == {}
+
+
+class Bucket(MemoryObjects, S3Objects):
+    """Objects in memory, of a store that verifies its bytes itself."""
+
+
+def test_anchors_on_s3_are_not_read_and_lost_files_are_noticed() -> None:
+    run = anchored(ObjectStore(url="s3://bucket", backend=Bucket("/anchors-on-s3")))
+    flip_last_bit(run, anchor_file(run, 8))
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    assert sorted(planned.retired) == [1, 2, 3, 4, 5, 6, 7]
+    run.delete(anchor_file(run, 8))
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    assert sorted(planned.retired) == [1, 2, 3]
+
+
+def test_retired_versions_are_no_way_around_a_damaged_anchor(memory_store: ObjectStore) -> None:
+    run = anchored(memory_store)
+    retention.retire(run, retention.plan(run, "solver", TWO, 1e12))
+    run.delete(anchor_file(run, 8))
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    assert (list(planned.kept), planned.retired, planned.returned) == ([0, 8, 9, 10, 11], {}, ())

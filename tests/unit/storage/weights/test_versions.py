@@ -12,6 +12,8 @@ from storage.formats import tensor_set
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
+from storage.verify.violations import Findings
+from storage.verify.weights import WeightsAudit
 from storage.weights import manifests, publisher, reader
 from storage.weights.manifests import LoadedWeights
 from tests.support.runs import builders
@@ -207,6 +209,62 @@ def test_a_first_version_that_is_a_delta_cannot_be_read(
     changed(memory_store, kind="delta", base=0)
     with pytest.raises(CorruptError, match="version 0 of solver is a delta"):
         reader.fetch(memory_store, "solver", 0)
+
+
+STEP = {"tensors": {}, "files": []}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"kind": "delta", "base": 10**9},
+            "version 2 of solver is a delta to version 1000000000, which is not the one before",
+        ),
+        (
+            {"kind": "delta", "base": -5},
+            "version 2 of solver is a delta to version -5, which is not the one before",
+        ),
+        (
+            {"kind": "delta", "base": 0},
+            "version 2 of solver is a delta to version 0, which is not the one before",
+        ),
+        (
+            {"kind": "delta", "base": None},
+            "version 2 of solver is a delta to version None, which is not the one before",
+        ),
+        ({"kind": "anchor", "base": 1}, "is an anchor and names the base 1; it has none"),
+        (
+            {"step": {"base": 0, **STEP}},
+            "has a step from version 0; only an anchor has one, from the version before",
+        ),
+        (
+            {"kind": "delta", "base": 1, "step": {"base": 1, **STEP}},
+            "has a step from version 1; only an anchor has one",
+        ),
+    ],
+)
+def test_a_manifest_with_another_base_than_the_version_before_is_corrupt(
+    memory_store: ObjectStore, fields: dict[str, object], message: str
+) -> None:
+    for version in range(3):
+        publisher.publish(memory_store, "solver", version, builders.tensors(version))
+    key = layout.manifest(layout.weights("solver", 2))
+    memory_store.put(key, sealed({**json.loads(memory_store.get(key)), **fields}))
+    with pytest.raises(CorruptError, match=message):
+        manifests.read_manifest(memory_store, "solver", 2)
+    findings = Findings()
+    WeightsAudit(memory_store, "solver", findings).audit(-1, lambda what, share: None)
+    assert [
+        message in violation.what for violation in findings.violations() if violation.where == key
+    ] == [True]
+
+
+def test_a_first_version_with_a_step_is_corrupt(memory_store: ObjectStore) -> None:
+    publisher.publish(memory_store, "solver", 0, builders.tensors())
+    changed(memory_store, step={"base": -1, **STEP})
+    with pytest.raises(CorruptError, match="has a step from version -1; only an anchor has one"):
+        manifests.read_manifest(memory_store, "solver", 0)
 
 
 def put_manifests(run: ObjectStore, versions: Iterable[int]) -> None:

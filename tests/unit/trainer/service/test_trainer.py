@@ -21,6 +21,7 @@ from storage.records.progress import TrainerProgress
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from storage.run import batches, checkpoints
+from storage.run.checkpoints import CheckpointState
 from storage.run.runs import request_stop
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
@@ -42,6 +43,10 @@ CONFIG = TrainConfig(
 )
 DRIFTING = CONFIG.model_copy(
     update={"engine": "tests.unit.trainer.service.test_trainer:DriftingEngine"}
+)
+
+FOREIGN = CONFIG.model_copy(
+    update={"engine": "tests.unit.trainer.service.test_trainer:ForeignEngine"}
 )
 
 
@@ -262,7 +267,7 @@ def test_checkpoints_are_saved_at_their_interval_and_at_the_last_step_and_old_on
     trained(run, steps=5)
     assert checkpoint_steps(run) == [4, 5]
     tensors, state = checkpoints.load(run, POLICY, 4)
-    assert state == {"engine": {"value": 4}, "tokens_trained": 12.0}
+    assert state == CheckpointState({"value": 4}, 12.0)
     assert tensors["master"].bits.tolist() == [4]
 
 
@@ -535,9 +540,52 @@ def test_a_checkpoint_without_its_version_is_an_error(run: ObjectStore) -> None:
         trained(run, steps=4)
 
 
-def with_tokens(engine: CountingEngine) -> tuple[dict[str, HostTensor], Json]:
+class ForeignEngine(CountingEngine):
+    """An engine whose `load` raises what its state names."""
+
+    def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
+        errors: dict[str, Exception] = {
+            "key": KeyError("value"),
+            "form": RuntimeError("size mismatch"),
+            "corrupt": CorruptError("the state has format 9"),
+            "config": ConfigError("there is no device cuda:7"),
+        }
+        raise errors[state["raises"]]
+
+
+@pytest.mark.parametrize(
+    ("raises", "message"),
+    [
+        (
+            "key",
+            "checkpoints/solver/00000001 cannot be loaded: KeyError: 'value'; if it is damaged, delete it",
+        ),
+        (
+            "form",
+            "checkpoints/solver/00000001 cannot be loaded: RuntimeError: size mismatch; if it",
+        ),
+        ("corrupt", "checkpoints/solver/00000001 cannot be loaded: the state has format 9; if it"),
+    ],
+)
+def test_a_state_that_the_engine_cannot_load_is_named(
+    run: ObjectStore, raises: str, message: str
+) -> None:
+    publisher.publish(run, POLICY, 1, weight_of(1))
+    checkpoints.save(run, POLICY, 1, weight_of(1), CheckpointState({"raises": raises}, 3.0))
+    with pytest.raises(CorruptError, match=message):
+        trained(run, steps=2, config=FOREIGN)
+
+
+def test_an_unavailable_device_is_no_damage_of_the_checkpoint(run: ObjectStore) -> None:
+    publisher.publish(run, POLICY, 1, weight_of(1))
+    checkpoints.save(run, POLICY, 1, weight_of(1), CheckpointState({"raises": "config"}, 3.0))
+    with pytest.raises(ConfigError, match=r"^there is no device cuda:7$"):
+        trained(run, steps=2, config=FOREIGN)
+
+
+def with_tokens(engine: CountingEngine) -> tuple[dict[str, HostTensor], CheckpointState]:
     tensors, state = engine.save()
-    return tensors, {"engine": state, "tokens_trained": 0.0}
+    return tensors, CheckpointState(state, 0.0)
 
 
 def test_an_unreachable_store_only_delays_the_trainer(

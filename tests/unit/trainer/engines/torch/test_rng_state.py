@@ -4,7 +4,9 @@ import random
 import numpy as np
 import torch
 
+from storage.formats.json_objects import build
 from trainer.engines.torch import rng_state
+from trainer.engines.torch.rng_state import RandomStates
 
 
 def draws() -> list[float]:
@@ -27,7 +29,8 @@ def test_restored_generators_continue_their_sequence() -> None:
     expected = [draws(), draws()]
     rng_state.seed_all(6)
     draws()
-    rng_state.restore(tensors, json.loads(json.dumps(state, allow_nan=False)))
+    text = json.dumps(state, allow_nan=False).encode()
+    rng_state.restore(tensors, build(RandomStates, text, "the state"))
     assert [draws(), draws()] == expected
 
 
