@@ -12,7 +12,7 @@ from pydantic import Field
 from storage.errors import AstraFlowError
 from storage.store import object_store
 from storage.weights.retention import Retention
-from tasks import garbage_collection
+from tasks.maintenance import garbage_collection
 from tasks.services import store_credentials
 
 

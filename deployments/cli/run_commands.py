@@ -131,7 +131,7 @@ def export(
     Example:  astraflow export tiny-20260101-120000-ab12 solver --out ./solver
     """
     from storage.weights import tags
-    from tasks.export import export_model
+    from tasks.maintenance.export import export_model
 
     stored, _ = policies_of(run, policy)
     written = export_model(
@@ -242,7 +242,8 @@ def gc(
     from deployments.cli import tables
     from storage.run import runs as stored_runs
     from storage.weights import retention
-    from tasks import garbage_collection, sizes
+    from tasks import sizes
+    from tasks.maintenance import garbage_collection
     from tasks.recipes.stored_config import read_config
 
     if freeze and thaw:
@@ -263,8 +264,8 @@ def gc(
     settings = retention.Retention(last, every, versions, grace_hours * 3600)
     survey = garbage_collection.survey(stored, run, config, settings, verify=delete)
     show(tables.retention_table(survey), as_json=False)
-    away = garbage_collection.remove(survey) if delete else survey.away
-    for region, reason in away.items():
+    unreachable = garbage_collection.remove(survey) if delete else survey.unreachable
+    for region, reason in unreachable.items():
         warn(f"the mirror in {region} is unchanged until the next gc: {reason}")
     size = f"{sizes.spelled(survey.num_bytes)} of {run}"
     if delete:

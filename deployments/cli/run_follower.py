@@ -81,7 +81,7 @@ class Follower:
         self.started = time.monotonic()
         self.flow = FlowRun(followed.flow_run_id, "Scheduled", False, "")
         self.flow_seen = -math.inf
-        self.prefect_away = False
+        self.prefect_unreachable = False
         self.ended_at: float | None = None
         self.lost_at: float | None = None
         self.asked = False
@@ -139,16 +139,16 @@ class Follower:
         self.flow_seen = time.monotonic()
         try:
             self.flow = self.read_flow(self.followed.api_url, self.followed.flow_run_id)
-            self.prefect_away = False
+            self.prefect_unreachable = False
         except ConfigError:  # for a while: the run goes on, and so does its picture
-            self.prefect_away = True
+            self.prefect_unreachable = True
 
     def _is_over(self, seen: Status | None) -> bool:
         """Whether the supervisor has ended: its flow run is final, or neither it nor Prefect
         answers, or it has shown no sign of life since the run's end.
         """
         now = time.monotonic()
-        lost = self.prefect_away and seen is not None and seen.state == "interrupted"
+        lost = self.prefect_unreachable and seen is not None and seen.state == "interrupted"
         self.lost_at = (self.lost_at or now) if lost else None
         if self.flow.final or (self.lost_at is not None and now - self.lost_at >= AWAY_LIMIT_S):
             return True

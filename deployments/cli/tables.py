@@ -13,8 +13,9 @@ from deployments.cli import live_view
 from deployments.cli.doctor import Check
 from storage.verify.verify import Verdict
 from storage.weights.tags import Tag
-from tasks import garbage_collection, sizes
-from tasks.garbage_collection import Survey
+from tasks import sizes
+from tasks.maintenance import garbage_collection
+from tasks.maintenance.garbage_collection import Survey
 from tasks.monitoring.status import RunSummary, Status
 from tasks.monitoring.weights_table import Version
 

@@ -117,7 +117,7 @@ class Worker:
                 failures += 1
                 self._note(f"cannot poll for orders; retrying: {error}")
             pause_s = max(self._config.poll_interval_s, backoff_s(failures))
-            self._report_state(store_away=failures > 0)
+            self._report_state(store_unreachable=failures > 0)
             with self._heartbeat.span("generate" if self._tasks else "wait"):
                 await self._wait_for_order(self._lifetime.async_wait(pause_s))
 
@@ -277,14 +277,14 @@ class Worker:
             refresh_failures={policy: sync.failures for policy, sync in syncs.items()},
         )
 
-    def _report_state(self, store_away: bool) -> None:
+    def _report_state(self, store_unreachable: bool) -> None:
         """Put the state between two polls for orders into the heartbeat."""
         state = ServiceState.WORKING if self._tasks else ServiceState.WAITING
         problem = self._leasing.problem
         waits_for = WaitReason.DAMAGED_OBJECT if problem else WaitReason.ORDERS
         idle = WaitReason.NONE if self._tasks else waits_for
         faults = [sync.wait_reason for sync in self._weight_syncs if sync.wait_reason]
-        reason = WaitReason.STORE if store_away else next(iter(faults), idle)
+        reason = WaitReason.STORE if store_unreachable else next(iter(faults), idle)
         self._heartbeat.update(state=state, wait_reason=reason, note=problem or None)
 
     def _note(self, note: str) -> None:

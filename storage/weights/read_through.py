@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 READS_KEPT_MAX = 10_000
 """Reads from the mirror that are kept in memory, to detect repeated ones."""
-AWAY_S = 30.0
+UNREACHABLE_S = 30.0
 """Time for which a mirror that failed is not used."""
 LAG_MAX_S = 10.0
 """Time for which a mirror may be behind before its missing versions are read from home."""
@@ -37,12 +37,12 @@ class ReadThrough:
     near_path: Callable[[str], str]
     lag_max_s: float = LAG_MAX_S
     clock: Callable[[], float] = time.monotonic
-    away_s: float = AWAY_S
+    unreachable_s: float = UNREACHABLE_S
     _behind: dict[str, tuple[str, float]] = field(default_factory=dict)
     """policy → key of the first manifest that home has and the mirror lacks, and the time since
     which the mirror is behind.
     """
-    _away_until_s: float = -math.inf
+    _unreachable_until_s: float = -math.inf
     _reads: set[tuple[str, int]] = field(default_factory=set)
     """Keys and first bytes of reads from the mirror. A repeated read means a wrong digest."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -60,13 +60,13 @@ class ReadThrough:
             if len(self._reads) >= READS_KEPT_MAX:
                 self._reads.clear()  # a read is repeated at once
             self._reads.add((key, start))
-        if use_mirror and not self._is_away():
+        if use_mirror and not self._is_unreachable():
             try:
                 return read(self.near, self.near_path(key))
             except NotFoundError:
                 pass
             except AstraFlowError as error:
-                self._set_away(key, error)
+                self._set_unreachable(key, error)
         return read(self.home, key)
 
     def exists(self, key: str) -> bool:
@@ -78,7 +78,7 @@ class ReadThrough:
             return self.home.exists(key)
         policy = key.split("/")[-3]
         at_home = self.home.exists(key)
-        if self._is_away():
+        if self._is_unreachable():
             return at_home
         try:
             if not at_home:
@@ -89,7 +89,7 @@ class ReadThrough:
                 or self._behind_s(policy, key) >= self.lag_max_s
             )
         except AstraFlowError as error:
-            self._set_away(key, error)
+            self._set_unreachable(key, error)
             return at_home
 
     def _behind_s(self, policy: str, key: str) -> float:
@@ -113,20 +113,20 @@ class ReadThrough:
             with self._lock:
                 self._behind.pop(policy, None)
 
-    def _is_away(self) -> bool:
+    def _is_unreachable(self) -> bool:
         with self._lock:
-            return self.clock() < self._away_until_s
+            return self.clock() < self._unreachable_until_s
 
-    def _set_away(self, key: str, error: AstraFlowError) -> None:
+    def _set_unreachable(self, key: str, error: AstraFlowError) -> None:
         """Use home alone for a while: each call to a failing mirror may cost a timeout."""
         log.warning(
             "the mirror fails, %s and what follows is read from home for %.0f s: %s",
             key,
-            self.away_s,
+            self.unreachable_s,
             error,
         )
         with self._lock:
-            self._away_until_s = self.clock() + self.away_s
+            self._unreachable_until_s = self.clock() + self.unreachable_s
 
     def create(self, key: str, body: bytes) -> bool:
         return self.home.create(key, body)

@@ -25,7 +25,7 @@ from storage.run.evaluations import Evaluation
 from storage.store.addresses import check_no_credentials
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
-from tasks.export import export_model
+from tasks.maintenance.export import export_model
 from tasks.monitoring.mlflow_client import PARENT, Board, Point, flatten
 from tasks.monitoring.status import region_rates
 from tasks.monitoring.training_curves import read_steps

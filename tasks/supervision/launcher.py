@@ -100,7 +100,7 @@ class PrefectLauncher:
                 "deployments: astraflow deploy"
             ) from error
         except (*_UNANSWERED, ValueError) as error:  # ValueError: a name other than FLOW/DEPLOYMENT
-            if not _is_away(error):
+            if not _is_unreachable(error):
                 raise ConfigError(
                     f"the deployment {member.deployment!r} cannot be run: {error}"
                 ) from error
@@ -212,7 +212,7 @@ async def rival(run_id: str) -> str | None:
     return str(earlier[0].id) if earlier else None
 
 
-def _is_away(error: Exception) -> bool:
+def _is_unreachable(error: Exception) -> bool:
     """Whether the same call may succeed later without any correction."""
     if isinstance(error, PrefectHTTPStatusError):
         status = error.response.status_code

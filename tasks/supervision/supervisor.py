@@ -57,9 +57,9 @@ class Supervisor:
     """Why the run is over, from whoever finds out first. Written to the store until that
     succeeds.
     """
-    _store_away_since: float | None = field(default=None, init=False)
+    _store_unreachable_since: float | None = field(default=None, init=False)
     """Start of the poll that has not read the store yet."""
-    _store_away_s: float = field(default=0.0, init=False)
+    _store_unreachable_s: float = field(default=0.0, init=False)
     """Total time in which the store could not be read."""
     _unreadable: set[str] = field(default_factory=set, init=False)
     """Keys of the heartbeats that could not be read in the last poll."""
@@ -95,8 +95,8 @@ class Supervisor:
         While the store does not answer nothing is decided. A store that cannot be used without a
         person's correction ends the run; its members are then ended through Prefect.
         """
-        if self._store_away_since is None:
-            self._store_away_since = self.clock()
+        if self._store_unreachable_since is None:
+            self._store_unreachable_since = self.clock()
         try:
             stop = await asyncio.to_thread(runs.read_stop, self.run)
             if stop is not None:
@@ -160,7 +160,7 @@ class Supervisor:
         """The clock by which members are judged. It stops while the store cannot be read, when no
         heartbeat can be seen.
         """
-        return self.clock() - self._store_away_s
+        return self.clock() - self._store_unreachable_s
 
     def _read_store(self) -> None:
         beats = {beat.id: beat for beat in self._heartbeats()}
@@ -169,9 +169,9 @@ class Supervisor:
             for watch in self.watches.values()
             if not watch.done and is_done(self.run, self.config, watch.member)
         ]
-        if self._store_away_since is not None:
-            self._store_away_s += self.clock() - self._store_away_since
-            self._store_away_since = None
+        if self._store_unreachable_since is not None:
+            self._store_unreachable_s += self.clock() - self._store_unreachable_since
+            self._store_unreachable_since = None
         now = self._now()
         for watch in finished:
             watch.done, watch.done_at = True, now

@@ -7,7 +7,7 @@ none.
 "deny"      412 without naming the condition that failed, as some servers do
 "lose"      the server does its work, the answer is lost
 "truncate"  half of the answer arrives
-"away"      this request and all that come within `away_s` break: the store is gone for a while
+"away"      this request and all that come within `unreachable_s` break: the store is gone for a while
 "none"      no fault
 """
 
@@ -41,10 +41,10 @@ class FlakyProxy(ThreadingTCPServer):
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
         self._faults: list[str] = []
         self.requests = 0
-        self.away_s = 0.0
+        self.unreachable_s = 0.0
         self.bytes_per_s = math.inf
         """How fast one connection carries an answer."""
-        self._away_until_s = -math.inf
+        self._unreachable_until_s = -math.inf
         self._lock = threading.Lock()
         self._thread = threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
@@ -61,8 +61,8 @@ class FlakyProxy(ThreadingTCPServer):
             self.requests += 1
             fault = self._faults.pop(0) if self._faults else "none"
             if fault == "away":
-                self._away_until_s = time.monotonic() + self.away_s
-            return "drop" if time.monotonic() < self._away_until_s else fault
+                self._unreachable_until_s = time.monotonic() + self.unreachable_s
+            return "drop" if time.monotonic() < self._unreachable_until_s else fault
 
     def __enter__(self) -> "FlakyProxy":
         self._thread.start()

@@ -14,10 +14,10 @@ from storage.run.base_models import load_model
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, reader, replication
 from storage.weights.retention import Retention
-from tasks import garbage_collection
 from tasks.base_models.config import TinyBase, TinyModel
 from tasks.base_models.publishing import build_digest, publish_base_models
 from tasks.evaluation import evaluate_versions
+from tasks.maintenance import garbage_collection
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
 from tests.support.runs.builders import mirror_next, tensors

@@ -33,7 +33,7 @@ from tests.support.stores.s3_process import s3_process
 from tests.unit.storage.weights.test_update_path import models, publish
 
 BUCKET = "weights"
-AWAY_S = 30.0
+UNREACHABLE_S = 30.0
 
 PUBLISHER = """
 import os, signal, sys
@@ -233,11 +233,11 @@ def test_a_store_outage_of_half_a_minute_during_a_fetch_delays_it(
 ) -> None:
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
     loaded = publish(run, models(5, size=3000))
-    proxy.away_s = AWAY_S
+    proxy.unreachable_s = UNREACHABLE_S
     proxy.fail(["none", "none", "away"])
     start_s = time.monotonic()
     assert right(run, 4, loaded[0])
-    assert time.monotonic() - start_s >= AWAY_S
+    assert time.monotonic() - start_s >= UNREACHABLE_S
 
 
 async def test_an_unreachable_store_is_waited_for_with_the_old_weights_loaded(

@@ -16,7 +16,7 @@ from storage.run.runs import create_run, open_run, read_all, read_run
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import publisher, reader
-from tasks.export import export_model
+from tasks.maintenance.export import export_model
 from tasks.recipes.run_terms import run_terms
 from tasks.reports.episode_samples import decoder
 from tests.support.runs.builders import tensors

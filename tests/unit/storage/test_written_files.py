@@ -23,8 +23,8 @@ WRITERS = {
     "storage/store/local.py create os.link": "the same",
     "storage/store/local.py write os.replace": "the same",
     "storage/store/local.py _open_file os.open": "opens for reading, by the flags it is given",
-    "tasks/export_folder.py write os.replace": "renames what `write_inside` wrote, by the same names",
-    "tasks/export_folder.py write rmtree": "deletes the temporary folder of its own making",
+    "tasks/maintenance/export_folder.py write os.replace": "renames what `write_inside` wrote, by the same names",
+    "tasks/maintenance/export_folder.py write rmtree": "deletes the temporary folder of its own making",
     "rollout/rewards/math_judge.py main os.fdopen": "the judge's pipe",
 }
 """Every call that may write a file → why its name cannot come from a stored object."""

@@ -15,7 +15,7 @@ from storage.store import object_store
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, reader, replication, retention
 from storage.weights.manifests import LoadedWeights
-from storage.weights.read_through import AWAY_S, LAG_MAX_S, ReadThrough, read_through_mirror
+from storage.weights.read_through import LAG_MAX_S, UNREACHABLE_S, ReadThrough, read_through_mirror
 from storage.weights.retention import Retention
 from storage.weights.traffic import Counting, counted
 from tests.support.runs.builders import mirror_next
@@ -342,7 +342,7 @@ def test_a_mirror_that_does_not_respond_is_requested_again_only_after_a_pause(wo
     assert manifests.latest(store, "solver") == 2
     assert weights_digest(reader.fetch(store, "solver", 2)) == weights_digest(model(2))
     assert len(requested) == 1
-    world.now_s = AWAY_S
+    world.now_s = UNREACHABLE_S
     assert manifests.latest(store, "solver") == 2
     assert len(requested) == 2
 

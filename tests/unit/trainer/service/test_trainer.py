@@ -171,7 +171,8 @@ def test_each_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None:
     assert published(run) == [0, 1, 2, 3]
     manifest = manifests.read_manifest(run, POLICY, 3)
     assert (manifest.parent, manifest.batch, manifest.kind) == (2, 3, "anchor")
-    assert progress_of(heartbeat_writer.last, TrainerProgress).tokens_trained == 9
+    progress = progress_of(heartbeat_writer.last, TrainerProgress)
+    assert (progress.step, progress.tokens_trained) == (3, 9)
     assert heartbeat_writer.last.versions == {POLICY: 3}
     assert heartbeat_writer.last.seconds.keys() == {
         "wait",
@@ -241,6 +242,7 @@ def test_times_cover_waiting_and_the_step(
     metrics = manifests.read_manifest(run, POLICY, 2).metrics
     assert metrics["trainer/wait_s"] == 5.0
     assert metrics["trainer/step_s"] == 2.0
+    assert metrics["trainer/publish_wait_s"] == 0.0
     assert metrics["trainer/wait_fraction"] == pytest.approx(5 / 7)
     assert metrics["trainer/tokens_per_s"] == 5 / 2
     assert manifests.read_manifest(run, POLICY, 1).metrics["trainer/wait_s"] == 0.0

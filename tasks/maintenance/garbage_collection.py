@@ -56,7 +56,7 @@ class Survey:
     run_id: str
     home: SurveyedStore
     mirrors: tuple[SurveyedStore, ...]
-    away: Mapping[str, str]
+    unreachable: Mapping[str, str]
     """Regions of mirrors that do not answer → why."""
 
     @property
@@ -77,7 +77,7 @@ class Collected:
     applied: bool
     """Whether anything was deleted, not only surveyed."""
     surveys: list[Survey] = field(default_factory=list)
-    away: dict[str, str] = field(default_factory=dict)
+    unreachable: dict[str, str] = field(default_factory=dict)
     """Run and regions of mirrors that are not finished → why."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Runs that could not be surveyed or cleaned → why."""
@@ -116,7 +116,7 @@ def survey(
         unfinished=orphans.unfinished(run, now),
     )
     mirrors: list[SurveyedStore] = []
-    away: dict[str, str] = {}
+    unreachable: dict[str, str] = {}
     for name, url in _mirrors(config):
         try:
             mirror = replication.of_run(run, url)
@@ -132,8 +132,8 @@ def survey(
                 )
             )
         except AstraFlowError as error:
-            away[name] = str(error)
-    return Survey(run_id, home, tuple(mirrors), away)
+            unreachable[name] = str(error)
+    return Survey(run_id, home, tuple(mirrors), unreachable)
 
 
 def remove(surveyed: Survey) -> dict[str, str]:
@@ -146,7 +146,7 @@ def remove(surveyed: Survey) -> dict[str, str]:
         ConfigError: the run is frozen.
         AstraFlowError: home failed in any other way.
     """
-    home, unfinished = surveyed.home, dict(surveyed.away)
+    home, unfinished = surveyed.home, dict(surveyed.unreachable)
     for plan in home.plans:
         retention.retire(home.store, plan)
     for key in home.orphans:
@@ -196,15 +196,15 @@ def collect(
                 replace(settings, versions=named),
                 verify=apply,
             )
-            away = remove(surveyed) if apply else surveyed.away
+            unreachable = remove(surveyed) if apply else surveyed.unreachable
         except Exception as error:  # whatever a damaged run causes: the others are still cleaned
             _skip(collected, run_id, error)
             continue
         for row in rows(surveyed):
             say(row.words(apply))
-        for region, why in away.items():
+        for region, why in unreachable.items():
             log.warning("the mirror of %s in %s is left for the next time: %s", run_id, region, why)
-            collected.away[f"{run_id}, {region}"] = why
+            collected.unreachable[f"{run_id}, {region}"] = why
         collected.surveys.append(surveyed)
     return collected
 
@@ -287,7 +287,7 @@ def markdown(collected: Collected) -> str:
         lines.append(f"| {' | '.join(texts)} | {row.num_bytes:,} |")
     if not collected.surveys:
         lines += ["", "No run was surveyed."]
-    lines += _reasons("Mirrors that are left for the next time", collected.away)
+    lines += _reasons("Mirrors that are left for the next time", collected.unreachable)
     lines += _reasons("Runs that were skipped", collected.skipped)
     return "\n".join(lines)
 

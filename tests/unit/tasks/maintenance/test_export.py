@@ -6,8 +6,8 @@ import torch
 from safetensors import safe_open
 
 from storage.errors import ConfigError, CorruptError
-from tasks import export_folder
-from tasks.export import export_model
+from tasks.maintenance import export_folder
+from tasks.maintenance.export import export_model
 from tests.support.runs.small_run import SmallRun
 
 

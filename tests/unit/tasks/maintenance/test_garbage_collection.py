@@ -23,7 +23,7 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, reader, replication, retention
 from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention
-from tasks import garbage_collection
+from tasks.maintenance import garbage_collection
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
 from tests.support.runs import builders

@@ -6,8 +6,8 @@ from storage.errors import ConfigError, NotFoundError
 from storage.formats.safetensors import to_safetensors
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, reader
-from tasks import export_folder
-from tasks.export_folder import METADATA, WEIGHTS_FILE
+from tasks.maintenance import export_folder
+from tasks.maintenance.export_folder import METADATA, WEIGHTS_FILE
 
 
 def export_model(run: ObjectStore, policy: str, version: int | None, folder: Path) -> int:

@@ -1,0 +1,1 @@
+"""Commands and flows on finished or running runs: garbage collection, export of models."""
