@@ -21,6 +21,7 @@ settings.register_profile(
 settings.load_profile("astraflow")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file in one process of pytest-xdist, and all of tests/e2e, which share
     one stack, in one.
