@@ -21,7 +21,7 @@ HASHED := $(PIP) --require-hashes --no-deps --only-binary :all:
 FROM_TORCH_INDEX := $(if $(TORCH_INDEX),PIP_INDEX_URL='$(TORCH_INDEX)')
 NEEDS_CUDA := import sys, importlib.metadata as m; sys.exit(not any("nvidia" in one or "cuda" in one for one in m.requires("torch") or []))
 ARGS ?=
-TEST_PROCESSES ?= --numprocesses auto --maxprocesses 4 --dist loadgroup
+TEST_PROCESSES ?= --numprocesses auto --maxprocesses 4 --dist loadscope --no-loadscope-reorder
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(SUPPORTED)' 2>/dev/null; then echo $$python; break; fi; done)

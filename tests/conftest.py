@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from storage.store.object_store import ObjectStore, open_store
 
@@ -14,6 +15,7 @@ os.environ["PREFECT_API_URL"] = (
     ""  # no server, even if a `prefect.toml` or a profile of the developer names one
 )
 BUCKET = "astraflow-tests"
+E2E = "tests/e2e/"
 
 settings.register_profile(
     "astraflow", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -21,15 +23,15 @@ settings.register_profile(
 settings.load_profile("astraflow")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process of pytest-xdist, and all of tests/e2e, which share
-    one stack, in one.
-    """
-    for item in items:
-        folder = item.path.parent
-        group = folder if folder.name == "e2e" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(group)))
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    """Keep the tests of a file in one process, and all of tests/e2e, which share one stack."""
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # the package has no types
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return E2E if file.startswith(E2E) else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture
