@@ -29,6 +29,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 """The clone: it has the flow files, and it is the working directory of flow runs."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 """The mode bits that give access to other users."""
+SYSTEM_FILES = {"lost+found", ".DS_Store"}
+"""Files that the system puts into an empty folder."""
 UNUSABLE = "?%"
 """Characters that end or change a path in the addresses of the servers' databases and artifacts."""
 
@@ -121,8 +123,8 @@ class Home:
 
     def exposed(self) -> Iterator[Path]:
         """Yield the folders and files that other users have access to. Files in a private folder
-        need no check of their own. A link's target is not the stack's, nor may `prefect.toml` be:
-        it is made private when it is written.
+        need no check of their own. The root may be a link. The target of any other link is not the
+        stack's, nor may `prefect.toml` be: it is made private when it is written.
         """
         folders = (self.root, self.prefect, self.mlflow, self.store, self.logs, self.flow_logs)
         files = (self.auth, self.record, self.lock)
@@ -130,20 +132,22 @@ class Home:
         logs = [*self.logs.glob("*.*"), *self.flow_logs.glob("*.log")]
         for path in (*folders, *files, *databases, *logs):
             with contextlib.suppress(FileNotFoundError):
-                if not path.is_symlink() and path.stat().st_mode & OTHERS:
+                is_ours = path == self.root or not path.is_symlink()
+                if is_ours and path.stat().st_mode & OTHERS:
                     yield path
 
     def _refuse_a_used_root(self) -> None:
-        """Raise ConfigError for a folder that other users have access to, and that has files but
-        none of a stack: making it private would take it from them.
+        """Raise ConfigError for a folder that other users have access to, and that has files of
+        others but none of a stack: making it private would take it from them.
         """
-        folders = (self.prefect, self.mlflow, self.store, self.logs, self.flow_logs)
-        is_ours = self.is_used() or all(folder.is_dir() for folder in folders)
-        if self.root.stat().st_mode & OTHERS and not is_ours and any(self.root.iterdir()):
+        folders = (self.prefect, self.mlflow, self.store, self.logs)
+        expected = {*SYSTEM_FILES, *(folder.name for folder in folders)}
+        others = sorted(path.name for path in self.root.iterdir() if path.name not in expected)
+        if self.root.stat().st_mode & OTHERS and not self.is_used() and others:
             raise ConfigError(
-                f"{self.root} has other files in it, and other users have access to it; the stack "
-                f"would make it private: set ASTRAFLOW_HOME to a folder of its own, such as "
-                f"{self.root / 'astraflow'}"
+                f"{self.root} has other files in it ({others[0]!r}), and other users have access "
+                "to it; the stack would make it private: set ASTRAFLOW_HOME to a folder of its "
+                f"own, such as {self.root / 'astraflow'}, or run `chmod 700 {self.root}`"
             )
 
     def _refuse_a_shared_root(self) -> None:

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from data_ops.algorithms.named import Named
 from data_ops.algorithms.protocols import CURATOR, FILTER, PAGE, SAMPLER, Curate, Filter, Sample
-from storage.errors import ConfigError
+from storage.errors import AstraFlowError, ConfigError
 from storage.import_path import PluginKind, constructor_fault, described, resolve
 
 
@@ -36,6 +36,8 @@ class CustomAlgorithm(Named):
             return self.find()(**self.args)
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from error
+        except AstraFlowError:
+            raise
         except Exception as error:  # foreign code may raise anything
             raise ConfigError(
                 f"{key}: {self.name} does not take args {self.args} ({described(error)}); correct "

@@ -132,6 +132,8 @@ class OrderWriter:
         try:
             return orders.read(self._run, number)
         except (CorruptError, NotFoundError) as error:
+            if isinstance(error, NotFoundError) and not self._run.exists(layout.RUN):
+                raise  # the whole run is missing: an unmounted folder
             log.warning(
                 "%s is damaged or lost, and the run continues without it (put a good copy of the "
                 "object back before the next restart, to keep its part of the curators' state): %s",

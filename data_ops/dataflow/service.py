@@ -291,6 +291,8 @@ class Dataflow:
         try:
             return shards.read(self._run, number)
         except (CorruptError, NotFoundError) as error:
+            if isinstance(error, NotFoundError) and not self._run.exists(layout.RUN):
+                raise  # the whole run is missing: an unmounted folder
             self._quarantine(layout.shard(number), str(error))
             return None
 

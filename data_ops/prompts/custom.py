@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from data_ops.prompts.source import PromptSettings
 from data_ops.prompts.stream import PromptStream
-from storage.errors import ConfigError
+from storage.errors import AstraFlowError, ConfigError
 from storage.import_path import PluginKind, constructor_fault, described, resolve
 from storage.records.rollouts import Prompt
 
@@ -41,6 +41,8 @@ class CustomPrompts(PromptSettings):
             source: IndexedPrompts = self.find()(**self.args)
         except ConfigError as error:
             raise ConfigError(f"prompts.custom: {error}") from error
+        except AstraFlowError:
+            raise
         except Exception as error:  # foreign code may raise anything
             raise ConfigError(
                 f"prompts.args: {self.custom} refuses {self.args}: {described(error)}"
@@ -51,6 +53,8 @@ class CustomPrompts(PromptSettings):
     def _size(self, source: IndexedPrompts) -> int | None:
         try:
             size: Any = source.size()
+        except AstraFlowError:
+            raise
         except Exception as error:  # foreign code may raise anything
             raise ConfigError(
                 f"prompts.custom: size() of {self.custom} failed: {described(error)}"

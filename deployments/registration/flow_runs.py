@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from deployments.registration.client import connected
 from storage.errors import ConfigError
@@ -52,7 +52,11 @@ def start(
             ) from None
         try:
             created = client.create_flow_run_from_deployment(
-                target.id, parameters={**target.parameters, **parameters}, name=name, tags=tags
+                target.id,
+                parameters={**target.parameters, **parameters},
+                name=name,
+                tags=tags,
+                idempotency_key=str(uuid4()),  # a retried request must not start a second run
             )
         except PrefectHTTPStatusError as error:
             raise ConfigError(

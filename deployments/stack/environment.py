@@ -303,5 +303,7 @@ def _of_every_process(home: Home) -> dict[str, str]:
 def _without_proxy() -> dict[str, str]:
     """Return the variables that exclude the stack's own addresses from proxies."""
     listed = [part for part in (given("no_proxy") or given("NO_PROXY") or "").split(",") if part]
+    if "*" in listed:
+        return {"NO_PROXY": "*", "no_proxy": "*"}  # it counts only alone
     value = ",".join([*listed, *(host for host in HOSTS if host not in listed)])
     return {"NO_PROXY": value, "no_proxy": value}

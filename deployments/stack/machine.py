@@ -31,12 +31,15 @@ class Machine:
     def is_foreign_to(self, here: "Machine") -> bool:
         """Return whether this is another machine or container than `here`, whose processes may run.
 
-        After a reboot a machine has the same name and another boot id: its processes have ended.
+        A machine that was rebooted, or a container that was restarted, keeps its name: its earlier
+        processes have ended. A machine that was renamed keeps its boot id and its namespace.
         """
         if not self.host:
             return False  # the record of an earlier release
-        if self.boot_id == here.boot_id and self.boot_id:
-            return self.pid_namespace != here.pid_namespace  # the host may have been renamed
+        if not self.boot_id and not here.boot_id:
+            return False  # macOS: the name is that of the network, and pids are compared by time
+        if (self.boot_id, self.pid_namespace) == (here.boot_id, here.pid_namespace):
+            return False
         return self.host != here.host
 
 

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 LOOK_AHEAD_MAX = 1_024
 """Orders considered in one search; more than the dataflow ever has outstanding."""
+LOST_INTERVAL_S = 10.0
+"""Time between two checks whether an absent order was lost, which costs three requests."""
 RECHECK_INTERVAL_MAX_S = 1.0
 """Longest time after which an order that another worker has leased is checked again."""
 
@@ -67,6 +69,7 @@ class OrderLeasing:
         self._done: set[int] = set()
         self._leased: set[int] = set()
         self._recheck_at_s: dict[int, float] = {}
+        self._absent_until_s = (-1, 0.0)
         self._skipped: dict[int, str] = {}
         """Open orders that are damaged or lost, each with the reason for a person."""
 
@@ -81,7 +84,7 @@ class OrderLeasing:
                     try:
                         leased = self._try_lease(number)
                     except NotFoundError as error:
-                        if not orders.is_lost(self._run, number):
+                        if not self._is_lost(number):
                             break  # orders have no gaps: this one is not written yet
                         self._skip(number, error)
                         leased = None
@@ -90,6 +93,16 @@ class OrderLeasing:
                 number += 1
             self._check_report(self._unchecked_below)
             return None
+
+    def _is_lost(self, number: int) -> bool:
+        """Return whether an absent order was written before; checked at an interval."""
+        absent, until_s = self._absent_until_s
+        if number == absent and self._clock() < until_s:
+            return False
+        if orders.is_lost(self._run, number):
+            return True
+        self._absent_until_s = (number, self._clock() + LOST_INTERVAL_S)
+        return False
 
     @property
     def problem(self) -> str:

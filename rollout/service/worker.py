@@ -76,6 +76,7 @@ class Worker:
         self._heartbeat = lifetime.heartbeat
         self._name = self._heartbeat.last.id
         self._leasing = OrderLeasing(run, self._name, region, config.lease_ttl_s)
+        self._problem = ""  # the one that the last heartbeat reported
         self._at_home, self._at_mirror = at_home, at_mirror
         self._throughput = Throughput()
         self._tasks: dict[asyncio.Task[None], LeasedOrder] = {}
@@ -285,7 +286,9 @@ class Worker:
         idle = WaitReason.NONE if self._tasks else waits_for
         faults = [sync.wait_reason for sync in self._weight_syncs if sync.wait_reason]
         reason = WaitReason.STORE if store_unreachable else next(iter(faults), idle)
-        self._heartbeat.update(state=state, wait_reason=reason, note=problem or None)
+        note = problem if problem != self._problem else None  # None keeps the note
+        self._problem = problem
+        self._heartbeat.update(state=state, wait_reason=reason, note=note)
 
     def _note(self, note: str) -> None:
         log.warning("%s: %s", self._name, note)

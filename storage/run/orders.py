@@ -86,14 +86,15 @@ def exists(run: ObjectStore, number: int) -> bool:
 
 
 def is_lost(run: ObjectStore, number: int) -> bool:
-    """Return whether an order that does not exist was written: the next one, its shard, or its
-    place in the quarantine exists.
+    """Return whether an order does not exist, and was written: the next one, its shard, or its
+    place in the quarantine exists. An order that is written meanwhile is not lost.
     """
-    return (
+    was_written = (
         exists(run, number + 1)
         or run.exists(layout.shard(number))
         or is_quarantined(run, layout.order(number))
     )
+    return was_written and not exists(run, number)
 
 
 def next_number(run: ObjectStore, start: int = 0) -> int:

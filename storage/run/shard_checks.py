@@ -146,6 +146,10 @@ def _check_text(noun: str, value: object) -> None:
 def _array(noun: str, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return `values` as an array [L] of `dtype`, without a change of any whole number."""
     array = np.asarray(values)
+    if array.shape == (0,):
+        return array.astype(dtype)  # an empty list has the dtype float64
+    if dtype.kind == "b" and array.dtype.kind in "iu" and np.isin(array, (0, 1)).all():
+        array = array.astype(dtype)
     if array.ndim != 1 or not np.can_cast(array.dtype, dtype, "same_kind"):
         raise CorruptError(
             f"{noun} is {array.dtype} of the shape {array.shape}; it must be {dtype} [L]"

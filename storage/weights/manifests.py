@@ -249,7 +249,8 @@ def with_bases(
             for version in result
             if (step := chain[version].step)
             and version not in verified
-            and step.base not in result.keys() | retired
+            and step.base not in result
+            and step.base not in retired
         ]
         if not verify or not last_uses or isinstance(run.backend, S3Objects):
             return result

@@ -43,10 +43,6 @@ class TinyBase(Frozen):
 
     @model_validator(mode="after")
     def _possible_shape(self) -> "TinyBase":
-        if self.hidden % self.heads:
-            raise ValueError(
-                f"hidden {self.hidden} is not divisible by heads {self.heads}; change either"
-            )
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"heads {self.heads} is not divisible by kv_heads {self.kv_heads}: each key and "
@@ -132,6 +128,8 @@ class CustomModel(Frozen):
             source: ModelSource = self.find()(**self.args)
         except ConfigError as error:
             raise ConfigError(f"model.custom: {error}") from error
+        except AstraFlowError:
+            raise
         except Exception as error:  # foreign code may raise anything
             raise ConfigError(
                 f"model.args: {self.custom} refuses {self.args}: {described(error)}"

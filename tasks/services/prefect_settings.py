@@ -21,14 +21,16 @@ TRY_LATER = (408, 429)
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """How long a request waits. Example: `RequestLimits(timeout_s=15.0, retries=1)`."""
+    """How long a request waits. Example: `RequestLimits(timeout_s=30.0, retries=2)`."""
 
     timeout_s: float
     retries: int
 
 
-COMMAND = RequestLimits(timeout_s=15.0, retries=1)
-"""For commands: a person waits. Prefect's own limits, which services keep, allow seven minutes."""
+COMMAND = RequestLimits(timeout_s=30.0, retries=2)
+"""For commands: a person waits, and a busy local server may need a retry. Prefect's own limits,
+which services keep, allow seven minutes.
+"""
 POLL = RequestLimits(timeout_s=5.0, retries=0)
 """For a request that is repeated every few seconds."""
 

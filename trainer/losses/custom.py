@@ -2,7 +2,7 @@
 
 from typing import Any, Final, Literal
 
-from storage.errors import ConfigError
+from storage.errors import AstraFlowError, ConfigError
 from storage.import_path import PluginKind, constructor_fault, described, resolve
 from trainer.losses.aggregation import Aggregated
 from trainer.losses.loss import Loss
@@ -25,6 +25,8 @@ class CustomLoss(Aggregated):
             loss: Loss = self.find()(**self.args)
         except ConfigError as error:
             raise ConfigError(f"train.loss.path: {error}") from error
+        except AstraFlowError:
+            raise
         except Exception as error:  # foreign code may raise anything
             raise ConfigError(
                 f"train.loss.args: {self.path} refuses {self.args}: {described(error)}"

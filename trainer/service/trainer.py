@@ -165,7 +165,7 @@ class _Trainer:
     def _resume(self, checkpoint: Checkpoint) -> None:
         try:
             self._engine.load(checkpoint.tensors, checkpoint.state.engine)
-        except (ConfigError, TransientError):
+        except (ConfigError, TransientError, MemoryError, OSError):
             raise
         except Exception as error:  # an engine may be foreign code; the message names the object
             why = error if isinstance(error, CorruptError) else f"{type(error).__name__}: {error}"

@@ -54,18 +54,38 @@ def test_a_home_readable_by_others_becomes_private(tmp_path: Path) -> None:
 
 def test_a_shared_folder_that_no_stack_has_used_is_refused_and_not_changed(tmp_path: Path) -> None:
     shared = tmp_path / "opt"
-    (shared / "store").mkdir(parents=True)
+    (shared / "share").mkdir(parents=True)
     (shared / "logs").mkdir()
-    for folder in (shared, shared / "store", shared / "logs"):
+    for folder in (shared, shared / "share", shared / "logs"):
         folder.chmod(0o755)
     with pytest.raises(ConfigError) as raised:
         Home(shared).create()
     assert str(raised.value) == (
-        f"{shared} has other files in it, and other users have access to it; the stack would make it "
-        f"private: set ASTRAFLOW_HOME to a folder of its own, such as {shared / 'astraflow'}"
+        f"{shared} has other files in it ('share'), and other users have access to it; the stack "
+        f"would make it private: set ASTRAFLOW_HOME to a folder of its own, such as "
+        f"{shared / 'astraflow'}, or run `chmod 700 {shared}`"
     )
-    assert {_mode(folder) for folder in (shared, shared / "store", shared / "logs")} == {0o755}
-    assert sorted(path.name for path in shared.iterdir()) == ["logs", "store"]
+    assert {_mode(folder) for folder in (shared, shared / "share", shared / "logs")} == {0o755}
+    assert sorted(path.name for path in shared.iterdir()) == ["logs", "share"]
+
+
+@pytest.mark.parametrize("name", ["store", "lost+found", ".DS_Store"])
+def test_a_folder_with_only_a_store_or_files_of_the_system_becomes_a_home(
+    name: str, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "home")
+    (home.root / name).mkdir(parents=True)
+    home.root.chmod(0o755)
+    home.create()
+    assert _mode(home.root) == 0o700
+
+
+def test_a_link_as_the_root_of_a_home_leads_to_a_private_folder(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk").chmod(0o755)
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    Home(tmp_path / "home").create()
+    assert _mode(tmp_path / "disk") == 0o700
 
 
 @pytest.mark.parametrize("file", ["stack.lock", "stack.json", "auth", "bf16"])

@@ -90,6 +90,8 @@ def _usable_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # the device "meta" has no values
+    except torch.OutOfMemoryError:
+        raise  # a device that is full now may serve a restarted trainer
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ConfigError(
             f"train.device {name!r} cannot be used here: {error}; use cpu, or a device of this "
@@ -190,9 +192,11 @@ def _build(model_config: Json) -> Any:
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
         )  # type: ignore[no-untyped-call]  # theirs
-    except AstraFlowError:
+    except (AstraFlowError, MemoryError, OSError):
         raise
     except Exception as error:  # transformers raises anything for a wrong value
+        if "can't allocate memory" in str(error):  # torch: a RuntimeError, on the CPU
+            raise
         kind = model_config.get("model_type", "unnamed")
         raise ConfigError(
             f"config.json of the base model (model_type {kind}) gives no causal language model: "

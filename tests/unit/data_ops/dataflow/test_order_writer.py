@@ -6,6 +6,7 @@ from data_ops.algorithms.protocols import Curate
 from data_ops.dataflow.order_writer import REFUSALS_MAX, OrderWriter
 from data_ops.prompts.stream import PromptStream
 from storage import layout
+from storage.errors import NotFoundError
 from storage.records.rollouts import Order, Prompt, Shard
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
@@ -237,6 +238,10 @@ def test_a_restart_continues_without_a_damaged_or_lost_order(
     if not is_lost:
         memory_store.create(layout.order(1), b"torn")
 
+    if is_lost:
+        with pytest.raises(NotFoundError):  # a folder that is not mounted has no run.json either
+            ordering(memory_store)
+    memory_store.put(layout.RUN, b"{}")
     odd = Odd()
     restored = ordering(memory_store, odd)
     assert restored.next_number == 3

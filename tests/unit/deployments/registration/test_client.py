@@ -145,14 +145,14 @@ def test_commands_wait_a_short_time_and_services_as_long_as_prefect(
     timeout, retries = PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES
     url = "http://127.0.0.1:1/api"
     with connected(url) as client:
-        assert (client._client.timeout.read, retries.value()) == (15.0, 1)
+        assert (client._client.timeout.read, retries.value()) == (30.0, 2)
     with connected(url, POLL) as client:
         assert (client._client.timeout.read, retries.value()) == (5.0, 0)
     with client_of(url) as client:
         assert (client._client.timeout.read, retries.value()) == (60.0, 5)
     monkeypatch.setenv("PREFECT_API_REQUEST_TIMEOUT", "3")
     assert timeout not in settings_for(url, COMMAND)
-    assert settings_for(url, COMMAND)[retries] == 1
+    assert settings_for(url, COMMAND)[retries] == 2
 
 
 BROKEN = {

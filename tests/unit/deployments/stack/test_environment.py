@@ -296,6 +296,20 @@ def test_a_proxy_is_used_for_a_server_that_is_not_ours(
     assert not {"NO_PROXY", "no_proxy"} & {*os.environ}
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("*", "*"), ("a.example,*", "*"), ("a.example", "a.example,127.0.0.1,localhost")],
+)
+def test_our_server_is_added_to_the_hosts_without_a_proxy_and_a_star_stays_alone(
+    home: Home, given: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.save(home, _stack())
+    monkeypatch.setenv("PREFECT_API_URL", "")
+    monkeypatch.setenv("no_proxy", given)
+    environment.prepare(home)
+    assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == (expected, expected)
+
+
 @pytest.mark.parametrize("variable", ["PREFECT_API_URL", "MLFLOW_TRACKING_URI"])
 def test_an_address_with_credentials_is_passed_neither_to_a_work_pool_nor_to_commands(
     variable: str, monkeypatch: pytest.MonkeyPatch

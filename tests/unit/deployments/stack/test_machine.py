@@ -16,7 +16,7 @@ RECORDS = {
         replace(HERE, host="container", pid_namespace="pid:[2]"),
         True,
     ),
-    "another container with the same name": (replace(HERE, pid_namespace="pid:[2]"), True),
+    "the same container before a restart": (replace(HERE, pid_namespace="pid:[2]"), False),
     "another machine": (Machine("server", "boot-2", "pid:[1]"), True),
 }
 
@@ -28,9 +28,9 @@ def test_a_record_is_foreign_where_its_processes_cannot_be_seen(
     assert recorded.is_foreign_to(HERE) is is_foreign
 
 
-def test_machines_without_a_boot_id_are_compared_by_name() -> None:
-    assert not Machine("mac").is_foreign_to(Machine("mac"))
-    assert Machine("mac").is_foreign_to(Machine("other-mac"))
+def test_a_machine_without_a_boot_id_may_have_another_name_in_another_network() -> None:
+    assert not Machine("mac.local").is_foreign_to(Machine("dhcp-1.example"))
+    assert Machine("mac.local").is_foreign_to(HERE)
 
 
 def test_the_start_of_a_process_is_its_boot_and_its_ticks() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollout.service.order_leasing import OrderLeasing
+from rollout.service.order_leasing import LOST_INTERVAL_S, OrderLeasing
 from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
@@ -237,7 +237,7 @@ def test_lost_orders_that_the_dataflow_closed_are_passed_over_for_ever(
     assert numbers(claims, claims) == [0, None]
     for number in (1, 2):
         quarantine_object(memory_store, layout.order(number), "there is no object")
-    clock.now_s += 1.0
+    clock.now_s += LOST_INTERVAL_S
     assert numbers(claims) == [4]
     assert claims.problem.startswith("orders/00000003.json cannot be leased: ")
     quarantine_object(memory_store, layout.order(3), "there is no object")

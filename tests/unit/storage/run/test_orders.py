@@ -1,5 +1,5 @@
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -154,3 +154,23 @@ def test_a_lost_newest_order_with_a_shard_or_in_quarantine_keeps_its_number(
     quarantine_object(memory_store, layout.order(2), "there is no object")
     assert [orders.is_lost(memory_store, number) for number in (1, 2, 3)] == [True, True, False]
     assert orders.next_number(memory_store) == 3
+
+
+def test_an_order_that_is_written_during_the_check_is_not_lost(memory_store: ObjectStore) -> None:
+    @dataclass
+    class WritesDuringTheCheck:
+        """Creates orders 0 and 1 when the existence of order 1 is asked for."""
+
+        backend: Any
+
+        def __getattr__(self, verb: str) -> Any:
+            return getattr(self.backend, verb)
+
+        def exists(self, path: str) -> bool:
+            if path.endswith(layout.order(1)):
+                for number in (0, 1):
+                    orders.create(memory_store, order(number))
+            return bool(self.backend.exists(path))
+
+    run = replace(memory_store, backend=WritesDuringTheCheck(memory_store.backend))
+    assert not orders.is_lost(run, 0)

@@ -166,7 +166,6 @@ def test_a_tensor_that_is_not_finite_in_bf16_is_refused_by_name(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"heads": 5}, "hidden 64 is not divisible by heads 5; change either"),
         ({"kv_heads": 3}, "heads 4 is not divisible by kv_heads 3: each key and value head"),
         ({"kv_heads": 8}, "heads 4 is not divisible by kv_heads 8"),
         (
