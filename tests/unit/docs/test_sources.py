@@ -10,7 +10,7 @@ import yaml
 
 from data_ops.prompts import PROMPT_SOURCES, CustomPrompts
 from storage.coordination.lifetime import StoppedError
-from storage.errors import ConfigError
+from storage.errors import ConfigError, TransientError
 from storage.formats.safetensors import to_safetensors
 from storage.records.rollouts import Prompt
 from storage.records.weights import HostTensor
@@ -201,6 +201,8 @@ class Breaks:
         self.when = when
         if when == "built":
             raise KeyError("x")
+        if when == "unreachable":
+            raise TransientError("503")
 
     def size(self) -> int:
         raise RuntimeError("no connection")
@@ -225,6 +227,8 @@ def test_any_error_of_a_source_is_a_configuration_error_that_names_its_class(
         CustomModel(custom=path, args={"when": "later"}).files(
             memory_store, lambda sentence, share: None
         )
+    with pytest.raises(TransientError, match="503"):  # may succeed at the next start
+        CustomPrompts(custom=path, args={"when": "unreachable"}).stream()
     with pytest.raises(StoppedError):  # by `progress`, when the service must stop
         CustomModel(custom=path, args={"when": "stopped"}).files(
             memory_store, lambda sentence, share: None
