@@ -927,8 +927,9 @@ def test_a_split_that_the_built_in_source_does_not_have_is_reported() -> None:
 
 
 def test_a_tiny_model_of_an_impossible_shape_is_reported() -> None:
-    assert error_of(RECIPE, **{"policies.solver.model.tiny.heads": 5}).endswith(
-        "policies.solver.model.tiny: hidden 64 is not divisible by heads 5; change either"
+    assert error_of(RECIPE, **{"policies.solver.model.tiny.heads": 5}) == (
+        "recipe, line 5: policies.solver.model.tiny: heads 5 is not divisible by kv_heads 2: "
+        "each key and value head serves the same number of heads; change either"
     )
 
 
