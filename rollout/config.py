@@ -1,6 +1,6 @@
 """Settings of rollout workers, engines, workflows and sampling. Imports no torch."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from storage.config_model import (
     Attempts,
@@ -50,6 +50,28 @@ class WorkflowConfig(Frozen):
     """Limit of the CPU seconds for judging one answer; beyond it the episode has failed."""
 
 
+class SglangConfig(Frozen):
+    """The SGLang servers of the engine `sglang`: its own, or running ones by URL."""
+
+    python: str = ""
+    """Python interpreter of the environment in which sglang is installed; empty: the worker's."""
+    tensor_parallel: Count = 1
+    """Devices over which each layer of the model is divided."""
+    memory_share: Share | None = None
+    """Share of a device's memory for weights and KV cache; none: the server decides."""
+    kv_cache: Literal["keep", "recompute", "drain"] = "keep"
+    """Running answers at new weights. `keep`: they continue, with the keys and values that older
+    weights computed. `recompute`: they continue, and the new weights compute all keys and values
+    again. `drain`: they end first, so that one version samples a whole answer.
+    """
+    server_args: tuple[str, ...] = ()
+    """Further arguments of `sglang.launch_server`: `[--attention-backend, fa3]`."""
+    urls: tuple[str, ...] = ()
+    """Servers that run already (`http://10.0.0.5:30000`), for this worker alone. Their API key is
+    in the environment variable ASTRAFLOW_SGLANG_API_KEY. Empty: the worker starts its own server.
+    """
+
+
 class EngineConfig(Frozen):
     """The rollout engine."""
 
@@ -64,6 +86,8 @@ class EngineConfig(Frozen):
     """Sequences decoded together."""
     max_tokens: Context = 512
     """Longest context (prompt and answer) of a sequence; determines the size of the KV cache."""
+    sglang: Annotated[SglangConfig, OnlyWith("name", "sglang")] = SglangConfig()
+    """Settings of the engine `sglang` alone."""
 
 
 class RegionConfig(Frozen):

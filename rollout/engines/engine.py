@@ -146,7 +146,10 @@ class MakesEngine(Protocol):
         """Build an engine without weights; ConfigError for a model or settings it cannot run."""
 
 
-ENGINES: dict[str, MakesEngine | str] = {"torch": "rollout.engines.torch.engine:TorchRolloutEngine"}
+ENGINES: dict[str, MakesEngine | str] = {
+    "torch": "rollout.engines.torch.engine:TorchRolloutEngine",
+    "sglang": "rollout.engines.sglang.engine:SglangRolloutEngine",
+}
 """Built-in engines by import path, so that torch is imported only where it is used."""
 
 

@@ -1,9 +1,9 @@
 """The contract of all rollout engines (`docs/extending/rollout_engine.md`). To test a new engine,
-add a line to `ENGINES_UNDER_TEST`.
+add a line to `ENGINES_UNDER_TEST`. `make test-engines` includes real SGLang servers.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from itertools import pairwise
 from math import log
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout.config import EngineConfig
+from rollout.config import EngineConfig, SglangConfig
 from rollout.engines.engine import (
     NO_VERSION,
     ContextFullError,
@@ -26,8 +26,11 @@ from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from tests.support.models.chain_model import CONFIG, VOCAB, counting, host_tensor, iid_weights
+from tests.support.sglang_servers import SGLANG_PYTHON, Servers
 
-ENGINES_UNDER_TEST = ["torch"]
+ENGINES_UNDER_TEST = ["torch", *(["sglang"] if SGLANG_PYTHON else [])]
+SEEDED = {"torch"}
+"""Engines of which a seed determines the tokens; SGLang does so on a GPU only."""
 ENDLESS = 8000
 """Tokens that no engine generates within the test that asks for them and takes them back."""
 
@@ -35,7 +38,21 @@ MakeEngine = Callable[..., Awaitable[Engine]]
 
 
 @pytest.fixture(params=ENGINES_UNDER_TEST)
-async def engine_of(request: pytest.FixtureRequest) -> AsyncIterator[MakeEngine]:
+def engine_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def sglang_servers() -> Iterator[Servers]:
+    servers = Servers()
+    yield servers
+    servers.stop()
+
+
+@pytest.fixture
+async def engine_of(
+    engine_name: str, sglang_servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[MakeEngine]:
     """`await engine_of(tensors, …)`: an engine with `tensors` loaded as version 0, closed at the
     end of the test.
     """
@@ -47,8 +64,13 @@ async def engine_of(request: pytest.FixtureRequest) -> AsyncIterator[MakeEngine]
         max_concurrent: int = 8,
         max_tokens: int = 64,
     ) -> Engine:
+        sglang = SglangConfig()
+        if engine_name == "sglang":
+            server = sglang_servers.serving(model)
+            monkeypatch.setenv("ASTRAFLOW_SGLANG_API_KEY", server.api_key)
+            sglang = SglangConfig(urls=(server.url,))
         config = EngineConfig(
-            name=request.param, max_concurrent=max_concurrent, max_tokens=max_tokens
+            name=engine_name, max_concurrent=max_concurrent, max_tokens=max_tokens, sglang=sglang
         )
         created.append(make_engine(config, model))
         if tensors is not None:
@@ -109,13 +131,21 @@ async def test_an_answer_ends_at_the_maximum_context_length(engine_of: MakeEngin
     ],
 )
 async def test_log_probabilities_are_those_of_the_sampling_distribution(
-    engine_of: MakeEngine, sampling: SamplingParams, expected: dict[int, float]
+    engine_of: MakeEngine,
+    engine_name: str,
+    sampling: SamplingParams,
+    expected: dict[int, float],
 ) -> None:
     """Worked out from .5 .3 .2: temperature ½ squares and renormalises (.25 + .09 + .04 = .38); .5
     is ⅝ of .5 + .3.
     """
     engine = await engine_of(iid_weights([0.5, 0.3, 0.2]), max_tokens=512)
-    answer = await engine.generate([5], SamplingParams(**{**vars(sampling), "max_new_tokens": 500}))
+    sampling = SamplingParams(**{**vars(sampling), "max_new_tokens": 500})
+    if engine_name == "sglang" and sampling.top_k and sampling.top_p < 1:
+        with pytest.raises(ConfigError, match="top_p and top_k together"):
+            await engine.generate([5], sampling)
+        return
+    answer = await engine.generate([5], sampling)
     assert set(answer.tokens.tolist()) == set(expected)
     assert answer.logprobs.tolist() == pytest.approx(
         [log(expected[token]) for token in answer.tokens.tolist()], abs=1e-5
@@ -213,8 +243,10 @@ async def test_log_probabilities_equal_those_of_transformers(
 
 
 async def test_a_request_gives_the_same_tokens_alone_and_among_forty_others(
-    engine_of: MakeEngine, random_model: Any
+    engine_of: MakeEngine, engine_name: str, random_model: Any
 ) -> None:
+    if engine_name not in SEEDED:
+        pytest.skip(f"{engine_name} does not promise it on a CPU")
     engine = await engine_of(
         tensors_of(random_model), random_model.config.to_dict(), max_concurrent=64
     )

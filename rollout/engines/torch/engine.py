@@ -13,17 +13,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from rollout.config import EngineConfig
 from rollout.engines.engine import (
     NO_VERSION,
-    ContextFullError,
     EngineFailedError,
     Generation,
     SamplingParams,
 )
+from rollout.engines.requests import checked_prompt
 from rollout.engines.torch.architecture import read_architecture
 from rollout.engines.torch.batch import ContinuousBatch, Request
 from rollout.engines.torch.decoder import Decoder
@@ -144,24 +143,10 @@ class TorchRolloutEngine:
     # The next methods run in the caller's thread …
 
     def _request(self, tokens: Sequence[int], sampling: SamplingParams) -> Request:
-        prompt = tuple(np.asarray(tokens, dtype=np.int64).tolist())
-        vocab, max_tokens = self._architecture.vocab, self._config.max_tokens
-        if not prompt:
-            raise ConfigError("the prompt is empty; an engine continues at least one token")
-        if not (min(prompt) >= 0 and max(prompt) < vocab):
-            raise ConfigError(
-                f"the prompt holds an id outside the vocabulary of {vocab}; is this the model's "
-                "tokenizer?"
-            )
-        if not all(0 <= token < vocab for token in sampling.stop_ids):
-            raise ConfigError(
-                f"stop_ids {sampling.stop_ids} holds an id outside the vocabulary of {vocab}"
-            )
-        if len(prompt) >= max_tokens:
-            raise ContextFullError(
-                f"a prompt of {len(prompt)} tokens leaves no space for an answer; raise "
-                f"rollout.engine.max_tokens (now {max_tokens}) or use shorter prompts"
-            )
+        max_tokens = self._config.max_tokens
+        prompt = checked_prompt(
+            tokens, sampling, vocab=self._architecture.vocab, max_tokens=max_tokens
+        )
         if not self._digests:
             raise ConfigError(
                 "the engine has no weights yet; load a version before the first generate"

@@ -1,0 +1,132 @@
+"""The HTTP interface of one SGLang server (0.5.21): the calls that the engine needs.
+
+Tokens in, tokens out: no text crosses it. A server that cannot be reached or that broke raises
+`ServerLostError`; one that works and refuses a call raises `ServerRefusedError`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from storage.errors import AstraFlowError
+from storage.records.types import Json
+
+CONNECT_TIMEOUT_S = 10.0
+CONTROL_TIMEOUT_S = 60.0
+"""Of calls that only set a flag. Answers and new weights take as long as they take."""
+MESSAGE_CHARACTERS_MAX = 300
+
+
+class ServerLostError(AstraFlowError):
+    """The server does not answer, or ended while it answered."""
+
+
+class ServerRefusedError(AstraFlowError):
+    """The server works and refuses the call; the message has its reason."""
+
+
+class ServerApi:
+    """Calls of one server. Belongs to the event loop of its first call."""
+
+    def __init__(self, url: str, api_key: str) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.url = url
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            trust_env=False,  # the key must not reach a proxy
+        )
+
+    async def generate(self, request: Mapping[str, Any]) -> Json:
+        """Return the answer to one request; cancelling the call does not end it in the server."""
+        return await self._json("/generate", request)
+
+    async def abort(self, request_id: str = "") -> None:
+        """End one request, or all: their calls of `generate` return what they have."""
+        body: Json = {"rid": request_id} if request_id else {"abort_all": True}
+        await self._post("/abort_request", body, CONTROL_TIMEOUT_S)
+
+    async def pause(self, mode: str) -> None:
+        """Stop between two tokens. `in_place` keeps the KV cache of running requests; `retract`
+        gives it up, to be computed again.
+        """
+        await self._post("/pause_generation", {"mode": mode}, CONTROL_TIMEOUT_S)
+
+    async def resume(self) -> None:
+        await self._post("/continue_generation", {}, CONTROL_TIMEOUT_S)
+
+    async def update(self, folder: Path, label: str, *, flush: bool) -> None:
+        """Load the tensors of a folder, which may be some of the model's, as version `label`.
+
+        At once while the server is paused; otherwise when no request runs any more.
+        """
+        body = {
+            "model_path": str(folder),
+            "load_format": "safetensors",
+            "weight_version": label,
+            "flush_cache": flush,
+        }
+        await self._post("/update_weights_from_disk", body, None)
+
+    async def is_ready(self) -> bool:
+        """Return whether the server answers at all."""
+        try:
+            response = await self._client.get("/model_info", timeout=CONNECT_TIMEOUT_S)
+        except (httpx.HTTPError, OSError):
+            return False
+        if response.status_code in (401, 403):
+            raise ServerRefusedError(
+                f"the SGLang server at {self.url} wants another API key (ASTRAFLOW_SGLANG_API_KEY)"
+            )
+        return response.status_code == 200
+
+    async def samples(self, timeout_s: float) -> bool:
+        """Return whether the server generates tokens: its own check generates one."""
+        try:
+            response = await self._client.get("/health_generate", timeout=timeout_s)
+        except (httpx.HTTPError, OSError):
+            return False
+        return response.status_code == 200
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _json(self, path: str, body: Mapping[str, Any]) -> Json:
+        response = await self._post(path, body, None)
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ServerLostError(f"the SGLang server at {self.url} gave no JSON object at {path}")
+        return answer
+
+    async def _post(
+        self, path: str, body: Mapping[str, Any], timeout_s: float | None
+    ) -> httpx.Response:
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        try:
+            response = await self._client.post(path, json=body, timeout=timeout)
+        except (httpx.HTTPError, OSError) as error:
+            raise ServerLostError(
+                f"the SGLang server at {self.url} does not answer: "
+                f"{type(error).__name__} {error}".rstrip()
+            ) from error
+        if response.status_code >= 500:
+            raise ServerLostError(
+                f"the SGLang server at {self.url} failed at {path}: {_reason(response)}"
+            )
+        if response.status_code >= 400:
+            raise ServerRefusedError(
+                f"the SGLang server at {self.url} refused {path}: {_reason(response)}"
+            )
+        return response
+
+
+def _reason(response: httpx.Response) -> str:
+    text = " ".join(response.text.split())
+    return f"{response.status_code} {text[:MESSAGE_CHARACTERS_MAX]}"

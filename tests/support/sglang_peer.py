@@ -1,0 +1,108 @@
+"""A stand-in for an SGLang server, for faults that a real one shows rarely.
+
+It continues a prompt by counting: token t is followed by t + 1. `tests/contract` runs the engine on
+real servers (`make test-engines`).
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from storage.formats.safetensors import from_safetensors
+from storage.records.types import Json
+
+Reply = tuple[int, Json]
+
+
+@dataclass(eq=False)
+class Peer:
+    """A running server."""
+
+    url: str = ""
+    label: str = "default"
+    """Its `weight_version`."""
+    calls: list[tuple[str, Json]] = field(default_factory=list)
+    """Path and body of each call that changes or asks something, in order."""
+    keys: list[str | None] = field(default_factory=list)
+    """The header `Authorization` of each call."""
+    tensors: list[list[str]] = field(default_factory=list)
+    """Names of the tensors of each update."""
+    replies: dict[str, list[Callable[[Json], Reply | None]]] = field(default_factory=dict)
+    """Path → what the next calls get instead of the usual reply; None closes the connection."""
+
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.calls]
+
+    def answer(self, path: str, body: Json) -> Reply | None:
+        self.calls.append((path, body))
+        if path == "/update_weights_from_disk":
+            files = sorted(Path(body["model_path"]).glob("*.safetensors"))
+            self.tensors.append(
+                sorted(name for file in files for name in from_safetensors(file.read_bytes()))
+            )
+        if waiting := self.replies.get(path):
+            return waiting.pop(0)(body)
+        if path == "/update_weights_from_disk":
+            self.label = body["weight_version"]
+        if path == "/generate":
+            return 200, counted(body, self.label)
+        return 200, {"success": True}
+
+
+def counted(body: Json, label: str, finish: str = "length") -> Json:
+    """Return the answer of a server whose weights are `label`."""
+    last, length = body["input_ids"][-1], body["sampling_params"]["max_new_tokens"]
+    tokens = [last + 1 + i for i in range(length)]
+    return {
+        "output_ids": tokens,
+        "meta_info": {
+            "finish_reason": {"type": finish},
+            "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+            "weight_versions": [{"version": label, "start": 0, "end": length}],
+        },
+    }
+
+
+@contextmanager
+def sglang_peer() -> Iterator[Peer]:
+    """Run the stand-in on a free port of the loopback interface."""
+    peer = Peer()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._reply((200, {}))
+
+        def do_POST(self) -> None:
+            peer.keys.append(self.headers.get("Authorization"))
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+            self._reply(peer.answer(self.path, body))
+
+        def _reply(self, reply: Reply | None) -> None:
+            if reply is None:
+                self.close_connection = True
+                self.connection.close()
+                return
+            status, content = reply
+            text = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return None
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    listener.daemon_threads = True
+    threading.Thread(target=listener.serve_forever, daemon=True).start()
+    peer.url = f"http://127.0.0.1:{listener.server_port}"
+    yield peer
+    listener.shutdown()
+    listener.server_close()

@@ -1,0 +1,242 @@
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+
+from rollout.config import EngineConfig, SglangConfig
+from rollout.engines.engine import EngineFailedError, SamplingParams
+from rollout.engines.sglang.engine import ABORTS_MAX, SglangRolloutEngine
+from storage.errors import ConfigError
+from storage.records.weights import HostTensor
+from tests.support.models.chain_model import CONFIG, counting
+from tests.support.sglang_peer import Peer, counted, sglang_peer
+
+THREE = SamplingParams(max_new_tokens=3)
+MakeEngine = Callable[..., Awaitable[SglangRolloutEngine]]
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with sglang_peer() as running:
+        yield running
+
+
+@pytest.fixture
+def second_peer() -> Iterator[Peer]:
+    with sglang_peer() as running:
+        yield running
+
+
+@pytest.fixture
+async def engine_at() -> AsyncIterator[MakeEngine]:
+    """`await engine_at([peer], …)`: an engine with version 0 loaded."""
+    made: list[SglangRolloutEngine] = []
+
+    async def make(peers: list[Peer], **sglang: object) -> SglangRolloutEngine:
+        settings = SglangConfig(urls=tuple(peer.url for peer in peers), **sglang)
+        config = EngineConfig(name="sglang", max_concurrent=4, max_tokens=64, sglang=settings)
+        made.append(SglangRolloutEngine(config, CONFIG))
+        await made[-1].load(0, counting(1))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        await engine.close()
+
+
+def changed(tensors: dict[str, HostTensor], *names: str) -> dict[str, HostTensor]:
+    """The same tensors, but other objects for `names`."""
+    return {**tensors, **{name: counting(2)[name] for name in names}}
+
+
+async def test_an_answer_has_the_tokens_and_log_probabilities_of_the_server(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    answer = await engine.generate([4, 5], THREE)
+    assert answer.tokens.tolist() == [6, 7, 8]
+    assert answer.logprobs.tolist() == [-0.5] * 3
+    assert [(span.version, span.start, span.end) for span in answer.spans] == [(0, 0, 3)]
+    body = peer.calls[-1][1]
+    assert body["input_ids"] == [4, 5]
+    assert "text" not in body
+
+
+async def test_only_changed_tensors_are_sent(peer: Peer, engine_at: MakeEngine) -> None:
+    first = counting(1)
+    engine = await engine_at([peer])
+    await engine.load(1, first)
+    await engine.load(2, changed(first, "lm_head.weight"))
+    assert peer.tensors == [sorted(first), sorted(first), ["lm_head.weight"]]
+
+
+@pytest.mark.parametrize(
+    ("kv_cache", "expected"),
+    [
+        (
+            "keep",
+            [
+                ("/pause_generation", "in_place"),
+                ("/update_weights_from_disk", False),
+                ("/continue_generation", None),
+            ],
+        ),
+        (
+            "recompute",
+            [
+                ("/pause_generation", "retract"),
+                ("/update_weights_from_disk", True),
+                ("/continue_generation", None),
+            ],
+        ),
+        ("drain", [("/update_weights_from_disk", True)]),
+    ],
+)
+async def test_an_update_treats_the_kv_cache_as_the_recipe_says(
+    peer: Peer, engine_at: MakeEngine, kv_cache: str, expected: list[tuple[str, object]]
+) -> None:
+    await engine_at([peer], kv_cache=kv_cache)
+    assert [
+        (path, body.get("mode", body.get("flush_cache"))) for path, body in peer.calls
+    ] == expected
+
+
+async def test_a_refused_update_keeps_the_version_and_continues_generation(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    refusal = (400, {"success": False, "message": "shape mismatch"})
+    peer.replies["/update_weights_from_disk"] = [lambda _: refusal]
+    with pytest.raises(ConfigError, match="shape mismatch"):
+        await engine.load(1, counting(2))
+    assert peer.paths()[-1] == "/continue_generation"
+    assert engine.version == 0
+    with pytest.raises(KeyError):
+        engine.digest(1)
+    assert (await engine.generate([1], THREE)).spans[0].version == 0
+
+
+async def test_a_request_to_a_lost_server_is_asked_again_after_all_weights_are_loaded(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    peer.replies["/generate"] = [lambda _: None]
+    answer = await engine.generate([1], THREE)
+    assert answer.tokens.tolist() == [2, 3, 4]
+    assert peer.tensors == [sorted(counting(1))] * 2
+    assert peer.paths()[-2:] == ["/continue_generation", "/generate"]
+
+
+async def test_requests_that_lose_one_server_together_restart_it_once(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    peer.replies["/generate"] = [lambda _: None] * 3
+    answers = await asyncio.gather(*(engine.generate([token], THREE) for token in (1, 2, 3)))
+    assert [answer.tokens.tolist() for answer in answers] == [[2, 3, 4], [3, 4, 5], [4, 5, 6]]
+    assert len(peer.tensors) == 2
+
+
+async def test_a_server_that_is_lost_again_and_again_ends_the_engine(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    peer.replies["/generate"] = [lambda _: (500, {"error": "out of memory"})] * 99
+    with pytest.raises(EngineFailedError, match="out of memory"):
+        await engine.generate([1], THREE)
+    with pytest.raises(EngineFailedError, match="out of memory"):
+        await engine.generate([1], THREE)
+
+
+async def test_tokens_of_weights_that_another_client_loaded_are_refused(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    peer.label = "0badcafe-0"
+    with pytest.raises(EngineFailedError, match="does another worker use the same server"):
+        await engine.generate([1], THREE)
+
+
+async def test_a_request_that_the_server_aborted_is_asked_again(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+
+    def abort(body: dict[str, object]) -> tuple[int, dict[str, object]]:
+        return 200, counted(body, peer.label, "abort")
+
+    peer.replies["/generate"] = [abort] * ABORTS_MAX
+    assert (await engine.generate([1], THREE)).finish_reason == "length"
+    peer.replies["/generate"] = [abort] * (ABORTS_MAX + 1)
+    with pytest.raises(EngineFailedError, match=f"aborted a request of 1 tokens {ABORTS_MAX + 1}"):
+        await engine.generate([1], THREE)
+
+
+async def test_cancelling_a_request_aborts_it_in_the_server(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    asked, aborted, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait(body: dict[str, object]) -> tuple[int, dict[str, object]]:
+        loop.call_soon_threadsafe(asked.set)
+        asyncio.run_coroutine_threadsafe(released.wait(), loop).result()
+        return 200, counted(body, peer.label, "abort")
+
+    def end(_: dict[str, object]) -> tuple[int, dict[str, object]]:
+        loop.call_soon_threadsafe(aborted.set)
+        return 200, {}
+
+    peer.replies["/generate"], peer.replies["/abort_request"] = [wait], [end]
+    request = asyncio.ensure_future(engine.generate([1], THREE))
+    await asked.wait()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await aborted.wait()
+    released.set()
+    sent = dict(peer.calls)
+    assert sent["/abort_request"] == {"rid": sent["/generate"]["rid"]}
+
+
+async def test_equal_prompts_go_to_one_server_and_others_are_spread(
+    peer: Peer, second_peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer, second_peer])
+    for _ in range(6):
+        await engine.generate([7, 7, 7], THREE)
+    counts = [one.paths().count("/generate") for one in (peer, second_peer)]
+    assert sorted(counts) == [0, 6]
+    for token in range(12):
+        await engine.generate([token], THREE)
+    assert all(one.paths().count("/generate") > 0 for one in (peer, second_peer))
+
+
+async def test_every_server_gets_new_weights(
+    peer: Peer, second_peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer, second_peer])
+    await engine.load(1, counting(2))
+    assert (peer.label, second_peer.label) == (peer.label, peer.label)
+    assert peer.label.endswith("-1")
+    assert engine.capacity() == 8
+
+
+async def test_the_api_key_of_the_environment_is_sent(
+    peer: Peer, engine_at: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_SGLANG_API_KEY", "s3cret")
+    await engine_at([peer])
+    assert set(peer.keys) == {"Bearer s3cret"}
+
+
+async def test_prompts_share_cached_prefixes_within_one_version_only(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    await engine.generate([1], THREE)
+    await engine.load(1, counting(2))
+    await engine.generate([1], THREE)
+    keys = [body["extra_key"] for path, body in peer.calls if path == "/generate"]
+    assert [key.rpartition("-")[2] for key in keys] == ["0", "1"]
