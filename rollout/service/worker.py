@@ -5,7 +5,7 @@
     weights ──refresh───┘        SIGTERM ──▶ drain: finish within drain_s, give back the rest
 
 One event loop runs episodes, renews leases and refreshes weights; calls on the store run in a few
-threads. Calls that fail because of the store are retried.
+threads (`system_threads`). Calls that fail because of the store are retried.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from rollout.service.order_leasing import LeasedOrder, OrderLeasing
 from rollout.service.throughput import Throughput
 from rollout.service.weight_sync import WeightSync
 from storage.coordination.lifetime import Lifetime, backoff_s
+from storage.coordination.system_threads import in_system_thread
 from storage.errors import (
     AstraFlowError,
     ConflictError,
@@ -44,7 +45,7 @@ PROGRESS_INTERVAL_S = 0.5
 RENEWALS_PER_TTL = 3
 """Renewals of a lease in its time to live."""
 RENEWALS_CONCURRENT_MAX = 6
-"""Leases renewed at a time; fewer than the threads for calls on the store."""
+"""Leases renewed at a time; fewer than `SYSTEM_THREADS_MAX`."""
 
 
 class Worker:
@@ -109,7 +110,7 @@ class Worker:
         while not await self._lifetime.async_should_stop():
             try:
                 while len(self._tasks) < self._config.orders_ahead:
-                    leased = await asyncio.to_thread(self._leasing.next)
+                    leased = await in_system_thread(self._leasing.next)
                     if leased is None:
                         break
                     self._tasks[asyncio.create_task(self._run_order(leased))] = leased
@@ -171,7 +172,7 @@ class Worker:
             self._throughput.order_done()
         else:
             self._note(f"order {order.number} had been answered by another worker already")
-        await asyncio.to_thread(self._leasing.done, leased)
+        await in_system_thread(self._leasing.done, leased)
 
     async def _create_shard(self, shard: Shard) -> bool:
         """Create the shard; False when another worker was first. Retried until cancelled.
@@ -181,7 +182,7 @@ class Worker:
         for failures in count(1):
             try:
                 with self._heartbeat.span("store"):
-                    return await asyncio.to_thread(shards.create, self._run, shard)
+                    return await in_system_thread(shards.create, self._run, shard)
             except TransientError as error:
                 self._note(f"shard {shard.order} cannot be stored; retrying: {error}")
                 await asyncio.sleep(backoff_s(failures))
@@ -215,13 +216,13 @@ class Worker:
             if task not in self._tasks:
                 return  # it is done, or was given back meanwhile
             try:
-                renewed = await asyncio.to_thread(self._leasing.renew, leased)
+                renewed = await in_system_thread(self._leasing.renew, leased)
             except (ConflictError, CorruptError) as error:
                 if task not in self._tasks:
                     return
                 self._note(f"order {number} is another worker's now: {error}")
                 task.cancel()
-                await asyncio.to_thread(self._leasing.lost, leased)
+                await in_system_thread(self._leasing.lost, leased)
             except TransientError as error:
                 self._note(f"the lease of order {number} cannot be renewed; retrying: {error}")
             else:
@@ -249,7 +250,7 @@ class Worker:
     async def _give_back(self, leased: LeasedOrder) -> None:
         """Release the lease of an order without a shard."""
         try:
-            await asyncio.to_thread(self._leasing.give_back, leased)
+            await in_system_thread(self._leasing.give_back, leased)
         except AstraFlowError as error:
             self._note(
                 f"order {leased.order.number} could not be given back; its lease will expire: "

@@ -1,7 +1,6 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,11 +14,11 @@ from rollout.engines.engine import EngineFailedError
 from rollout.rewards.reward import Reward
 from rollout.service import event_loop
 from rollout.service.worker import RENEWALS_CONCURRENT_MAX, Worker
-from rollout.service.worker_setup import STORE_THREADS_MAX
 from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
+from storage.coordination.system_threads import system_threads
 from storage.errors import TransientError
 from storage.formats.json_objects import encode
 from storage.records.control import Lease, Stop, WaitReason
@@ -261,7 +260,6 @@ class Together:
 async def test_leases_are_renewed_concurrently_up_to_a_limit_and_during_the_pause(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(STORE_THREADS_MAX))
     played = asyncio.Event()
 
     async def play() -> None:
@@ -283,7 +281,7 @@ async def test_leases_are_renewed_concurrently_up_to_a_limit_and_during_the_paus
         raise asyncio.CancelledError
 
     monkeypatch.setattr(asyncio, "sleep", pause)
-    with pytest.raises(asyncio.CancelledError):
+    with system_threads(), pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(PATIENCE_S):
             await worker._renew_leases()
     monkeypatch.undo()
@@ -337,6 +335,48 @@ def test_a_worker_leaves_although_its_workflow_ignores_cancellation(
         worker.join()
     assert [held(memory_store, number).released for number in range(2)] == [True, True]
     assert [shards.exists(memory_store, number) for number in range(2)] == [False, False]
+
+
+class CallsThreads:
+    """A workflow that calls a tool in a thread. In the first order, the tool does not return."""
+
+    roles: tuple[str, ...] = ("solver",)
+    hung = list[str]()
+    released = threading.Event()
+
+    def __init__(self, reward: Reward) -> None: ...
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        def tool() -> None:
+            if prompt.id.startswith("p/0/"):
+                self.hung.append(prompt.id)
+                self.released.wait()
+
+        await asyncio.to_thread(tool)
+        turn = await agents["solver"].respond([user(prompt.fields["question"])])
+        return Episode(sequences=(turn.context.sequence(1.0),), reward=1.0)
+
+
+def test_calls_of_a_workflow_that_never_return_hold_no_lease_no_other_order_and_no_exit(
+    memory_store: ObjectStore,
+) -> None:
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 2, samples=8)
+    settings = config(f"{__name__}:CallsThreads", lease_ttl_s=0.3, drain_s=0.0)
+    try:
+        with RunningWorker(memory_store, settings) as worker:
+            until(lambda: len(CallsThreads.hung) == 16)
+            renewals = held(memory_store, 0).renewals
+            until(lambda: shards.exists(memory_store, 1))
+            until(lambda: held(memory_store, 0).renewals >= renewals + 2)
+            worker.stop()
+            worker.join()
+    finally:
+        CallsThreads.released.set()
+    assert (held(memory_store, 0).attempt, held(memory_store, 0).released) == (0, True)
+    assert not shards.exists(memory_store, 0)
+    episodes = [group.episodes for group in shards.read(memory_store, 1).groups]
+    assert [[episode.error for episode in group] for group in episodes] == [[None] * 8] * 2
 
 
 class Spoils:
