@@ -27,6 +27,7 @@ from storage.coordination.lifetime import Lifetime, backoff_s
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import (
     AstraFlowError,
+    ConfigError,
     ConflictError,
     CorruptError,
     TransientError,
@@ -148,7 +149,8 @@ class Worker:
         order, lease = leased.order, leased.lease
         started_s = time.time()
         if lease.lost >= self._config.lease_attempts_max:
-            groups = _failed_groups(order, lease.lost)
+            error = f"gave up after {lease.lost} lost leases"
+            groups = _failed_groups(order, error, FailureKind.INFRASTRUCTURE)
             self._note(
                 f"order {order.number} is answered with failed episodes, after {lease.lost} lost "
                 "leases"
@@ -168,7 +170,14 @@ class Worker:
             started_s=started_s,
             finished_s=time.time(),
         )
-        if await self._create_shard(shard):
+        try:
+            is_first = await self._create_shard(shard)
+        except (ConfigError, OverflowError) as error:  # it is larger than readers accept
+            reason = f"the episodes' shard cannot be stored: {error}"
+            groups = _failed_groups(order, reason, FailureKind.WORKFLOW_BUG)
+            is_first = await self._create_shard(replace(shard, groups=groups, weights={}))
+            self._note(f"order {order.number} is answered with failed episodes: {error}")
+        if is_first:
             self._throughput.order_done()
         else:
             self._note(f"order {order.number} had been answered by another worker already")
@@ -178,6 +187,10 @@ class Worker:
         """Create the shard; False when another worker was first. Retried until cancelled.
 
         Unlike `Lifetime.retry` it continues while the worker drains.
+
+        Raises:
+            ConfigError, OverflowError: the shard is larger than readers accept.
+            ConfigError: a person must give access to the store.
         """
         for failures in count(1):
             try:
@@ -296,12 +309,7 @@ class Worker:
         self._heartbeat.update(note=note)
 
 
-def _failed_groups(order: Order, lost: int) -> tuple[Group, ...]:
-    """Return failed episodes for an order whose leases were lost again and again."""
-    failed = Episode(
-        sequences=(),
-        reward=0.0,
-        error=f"gave up after {lost} lost leases",
-        failure_kind=FailureKind.INFRASTRUCTURE,
-    )
+def _failed_groups(order: Order, error: str, kind: FailureKind) -> tuple[Group, ...]:
+    """Return failed episodes for a whole order: its leases were lost, or its shard is too large."""
+    failed = Episode(sequences=(), reward=0.0, error=error, failure_kind=kind)
     return tuple(Group(prompt, (failed,) * order.samples_per_prompt) for prompt in order.prompts)

@@ -20,6 +20,7 @@ from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.coordination.system_threads import system_threads
 from storage.errors import TransientError
+from storage.formats import arrow_sizes
 from storage.formats.json_objects import encode
 from storage.records.control import Lease, Stop, WaitReason
 from storage.records.progress import RolloutProgress
@@ -406,6 +407,43 @@ def test_an_episode_that_cannot_be_stored_does_not_spoil_its_shard(
     bad, good = shards.read(memory_store, 0).groups
     assert [episode.failure_kind for episode in bad.episodes] == [FailureKind.WORKFLOW_BUG] * 2
     assert [(episode.error, episode.reward) for episode in good.episodes] == [(None, 1.0)] * 2
+
+
+class ManySequences:
+    """A workflow whose episodes of the first order have three sequences, the others one."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    def __init__(self, reward: Reward) -> None: ...
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        turn = await agents["solver"].respond([user(prompt.fields["question"])])
+        count = 3 if prompt.id.startswith("p/0/") else 1
+        return Episode(sequences=(turn.context.sequence(1.0),) * count, reward=1.0)
+
+
+def test_an_order_whose_shard_is_too_large_is_answered_with_failed_episodes(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow_sizes, "ROWS_MAX", 8)
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 2)
+    with RunningWorker(memory_store, config(f"{__name__}:ManySequences")) as worker:
+        until(answered(memory_store, 2))
+        until(lambda: "order 0 is answered with failed episodes: " in worker.beat.note)
+        assert "a shard of 12 rows and " in worker.beat.note
+        worker.stop()
+        worker.join()
+    large, small = shards.read(memory_store, 0), shards.read(memory_store, 1)
+    episodes = [episode for group in large.groups for episode in group.episodes]
+    assert [group.prompt.id for group in large.groups] == ["p/0/0", "p/0/1"]
+    assert [episode.failure_kind for episode in episodes] == [FailureKind.WORKFLOW_BUG] * 4
+    reason = "the episodes' shard cannot be stored: a shard of 12 rows and "
+    assert [(episode.error or "")[: len(reason)] for episode in episodes] == [reason] * 4
+    assert (large.weights, list(small.weights)) == ({}, ["solver"])
+    assert [len(episode.sequences) for group in small.groups for episode in group.episodes] == [
+        1
+    ] * 4
 
 
 def test_workers_end_when_the_dataflow_needs_no_more_shards(memory_store: ObjectStore) -> None:
