@@ -7,7 +7,6 @@ An unreadable answer has the reward 0. Without a verdict, because a comparison t
 process died, the reward raises and the episode fails.
 """
 
-import asyncio
 from functools import lru_cache
 from typing import Final
 
@@ -16,6 +15,7 @@ from rollout.rewards.judge_pool import JudgePool
 from rollout.rewards.math_answers.box import last_box
 from rollout.rewards.math_answers.comparison import CHARS_MAX, equal
 from rollout.rewards.reward import Judgement
+from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
 from storage.records.rollouts import Prompt
 
@@ -36,7 +36,7 @@ class MathReward:
         boxed = (
             last_box(answer)
             if len(answer) <= INLINE_CHARS_MAX
-            else await asyncio.to_thread(last_box, answer)
+            else await in_system_thread(last_box, answer)
         )
         if boxed is None or not boxed.strip() or len(boxed) > CHARS_MAX:
             return Judgement(0.0)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from rollout.agents.failures import RewardFailedError, error_text
+from storage.errors import ConfigError
 from storage.import_path import PluginKind, resolve
 from storage.records.rollouts import Prompt
 
@@ -55,7 +56,8 @@ def find_reward(name: str) -> Callable[[float], Reward]:
 def make_reward(name: str, timeout_s: float) -> Reward:
     """Build the reward that `rollout.workflow.reward` names; ConfigError as for `find_reward`.
 
-    Its `score` raises RewardFailedError or TimeoutError only.
+    Its `score` raises only RewardFailedError, TimeoutError, and ConfigError: a setting is wrong, or
+    a package of the reward cannot be imported.
     """
     return _AttributedReward(resolve(name, REWARDS, REWARD, "rollout.workflow.reward")(timeout_s))
 
@@ -69,7 +71,7 @@ class _AttributedReward:
     async def score(self, answer: str, prompt: Prompt) -> Judgement:
         try:
             return await self._reward.score(answer, prompt)
-        except (RewardFailedError, TimeoutError):
+        except (RewardFailedError, TimeoutError, ConfigError):
             raise
         except Exception as error:  # other people's code
             raise RewardFailedError(error_text(error)) from error

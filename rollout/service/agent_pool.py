@@ -10,13 +10,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from contextvars import copy_context
+from functools import partial
 
 from rollout.agents.chat import Chat, load_chat
 from rollout.agents.workflow import Player, Workflow
 from rollout.config import EngineConfig, RolloutConfig, SamplingConfig
 from rollout.engines.engine import Engine, make_engine
 from rollout.rewards.reward import Reward, make_reward
+from rollout.service.user_threads import UserThreads
 from rollout.workflows import make_workflow, policies_by_role
+from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.formats.json_objects import parse
 from storage.store.object_store import ObjectStore
@@ -29,6 +33,8 @@ EPISODES_PER_ENGINE_SLOT = 2
 """Concurrent episodes for each request that an engine decodes at a time: while one episode waits
 for a reward or for another policy, the other one generates.
 """
+CLOSE_LIMIT_S = 60.0
+"""How long `close` of a reward, which is users' code, may take."""
 
 
 class AgentPool:
@@ -75,7 +81,7 @@ class AgentPool:
         """
         loaded: dict[str, LoadedWeights] = {}
         for policy, version in versions.items():
-            loaded[policy] = await asyncio.to_thread(
+            loaded[policy] = await in_system_thread(
                 reader.read, run, policy, version, memory_bytes=self._memory_bytes
             )
             await self.engines[policy].load(version, loaded[policy].tensors)
@@ -85,7 +91,7 @@ class AgentPool:
         """Load the newest readable version of every policy; CorruptError when there is none."""
         loaded: dict[str, LoadedWeights] = {}
         for policy in self.engines:
-            newest = await asyncio.to_thread(manifests.latest, run, policy)
+            newest = await in_system_thread(manifests.latest, run, policy)
             loaded[policy] = await self._load_up_to(run, policy, newest or 0)
         return loaded
 
@@ -105,10 +111,20 @@ class AgentPool:
         )
 
     async def close(self) -> None:
-        """End the engines and the processes of the reward."""
+        """End the engines and the processes of the reward.
+
+        A reward whose `close` does not return is abandoned after CLOSE_LIMIT_S.
+        """
         for engine in self.engines.values():
             await engine.close()
-        await asyncio.to_thread(self._reward.close)
+        call = partial(copy_context().run, self._reward.close)
+        closing = asyncio.get_running_loop().run_in_executor(UserThreads(1), call)
+        await asyncio.wait([closing], timeout=CLOSE_LIMIT_S)
+        if closing.done():
+            closing.result()
+        else:
+            closing.cancel()
+            log.warning("close() of the reward is abandoned after %g s", CLOSE_LIMIT_S)
 
 
 def check_agent_pool(

@@ -1,9 +1,15 @@
-"""Event loops with limits: tasks that run together, and tasks that ignore their cancellation."""
+"""Event loops with limits: tasks that run together, and tasks that ignore their cancellation.
+
+The system's own blocking calls and those of users' code run in separate threads.
+"""
 
 import asyncio
 import logging
 from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, TypeVar
+
+from rollout.service.user_threads import UserThreads
+from storage.coordination.system_threads import system_threads
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -13,8 +19,12 @@ CANCEL_LIMIT_S = 10.0
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run as `asyncio.run`, which however waits without limit for tasks that are left."""
-    with asyncio.Runner() as runner:
+    """Run as `asyncio.run`, which however waits without limit for tasks and threads that are left.
+
+    `asyncio.to_thread` uses UserThreads, and `in_system_thread` the threads of `system_threads`.
+    """
+    with system_threads(), asyncio.Runner() as runner:
+        runner.get_loop().set_default_executor(UserThreads())
         try:
             return runner.run(main)
         finally:

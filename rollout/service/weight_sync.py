@@ -15,6 +15,7 @@ import time
 from rollout.engines.engine import Engine
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import BACKOFF_MAX_S, backoff_s
+from storage.coordination.system_threads import in_system_thread
 from storage.errors import AstraFlowError, ConfigError, TransientError
 from storage.records.control import WaitReason
 from storage.store.object_store import ObjectStore
@@ -87,7 +88,7 @@ class WeightSync:
             ConfigError: the weights do not fit the model.
         """
         try:
-            newer = await asyncio.to_thread(
+            newer = await in_system_thread(
                 manifests.newer, self._run, self._policy, self._engine.version
             )
             if newer is None:
@@ -96,7 +97,7 @@ class WeightSync:
             start_s = time.monotonic()
             with self._heartbeat.span("refresh"):
                 newest = newer.version
-                weights = await asyncio.to_thread(
+                weights = await in_system_thread(
                     reader.read,
                     self._run,
                     self._policy,

@@ -5,7 +5,7 @@
     weights ──refresh───┘        SIGTERM ──▶ drain: finish within drain_s, give back the rest
 
 One event loop runs episodes, renews leases and refreshes weights; calls on the store run in a few
-threads. Calls that fail because of the store are retried.
+threads (`system_threads`). Calls that fail because of the store are retried.
 """
 
 import asyncio
@@ -24,8 +24,10 @@ from rollout.service.order_leasing import LeasedOrder, OrderLeasing
 from rollout.service.throughput import Throughput
 from rollout.service.weight_sync import WeightSync
 from storage.coordination.lifetime import Lifetime, backoff_s
+from storage.coordination.system_threads import in_system_thread
 from storage.errors import (
     AstraFlowError,
+    ConfigError,
     ConflictError,
     CorruptError,
     TransientError,
@@ -44,7 +46,7 @@ PROGRESS_INTERVAL_S = 0.5
 RENEWALS_PER_TTL = 3
 """Renewals of a lease in its time to live."""
 RENEWALS_CONCURRENT_MAX = 6
-"""Leases renewed at a time; fewer than the threads for calls on the store."""
+"""Leases renewed at a time; fewer than `SYSTEM_THREADS_MAX`."""
 
 
 class Worker:
@@ -109,7 +111,7 @@ class Worker:
         while not await self._lifetime.async_should_stop():
             try:
                 while len(self._tasks) < self._config.orders_ahead:
-                    leased = await asyncio.to_thread(self._leasing.next)
+                    leased = await in_system_thread(self._leasing.next)
                     if leased is None:
                         break
                     self._tasks[asyncio.create_task(self._run_order(leased))] = leased
@@ -147,7 +149,8 @@ class Worker:
         order, lease = leased.order, leased.lease
         started_s = time.time()
         if lease.lost >= self._config.lease_attempts_max:
-            groups = _failed_groups(order, lease.lost)
+            error = f"gave up after {lease.lost} lost leases"
+            groups = _failed_groups(order, error, FailureKind.INFRASTRUCTURE)
             self._note(
                 f"order {order.number} is answered with failed episodes, after {lease.lost} lost "
                 "leases"
@@ -167,21 +170,32 @@ class Worker:
             started_s=started_s,
             finished_s=time.time(),
         )
-        if await self._create_shard(shard):
+        try:
+            is_first = await self._create_shard(shard)
+        except (ConfigError, OverflowError) as error:  # it is larger than readers accept
+            reason = f"the episodes' shard cannot be stored: {error}"
+            groups = _failed_groups(order, reason, FailureKind.WORKFLOW_BUG)
+            is_first = await self._create_shard(replace(shard, groups=groups, weights={}))
+            self._note(f"order {order.number} is answered with failed episodes: {error}")
+        if is_first:
             self._throughput.order_done()
         else:
             self._note(f"order {order.number} had been answered by another worker already")
-        await asyncio.to_thread(self._leasing.done, leased)
+        await in_system_thread(self._leasing.done, leased)
 
     async def _create_shard(self, shard: Shard) -> bool:
         """Create the shard; False when another worker was first. Retried until cancelled.
 
         Unlike `Lifetime.retry` it continues while the worker drains.
+
+        Raises:
+            ConfigError, OverflowError: the shard is larger than readers accept.
+            ConfigError: a person must give access to the store.
         """
         for failures in count(1):
             try:
                 with self._heartbeat.span("store"):
-                    return await asyncio.to_thread(shards.create, self._run, shard)
+                    return await in_system_thread(shards.create, self._run, shard)
             except TransientError as error:
                 self._note(f"shard {shard.order} cannot be stored; retrying: {error}")
                 await asyncio.sleep(backoff_s(failures))
@@ -215,13 +229,13 @@ class Worker:
             if task not in self._tasks:
                 return  # it is done, or was given back meanwhile
             try:
-                renewed = await asyncio.to_thread(self._leasing.renew, leased)
+                renewed = await in_system_thread(self._leasing.renew, leased)
             except (ConflictError, CorruptError) as error:
                 if task not in self._tasks:
                     return
                 self._note(f"order {number} is another worker's now: {error}")
                 task.cancel()
-                await asyncio.to_thread(self._leasing.lost, leased)
+                await in_system_thread(self._leasing.lost, leased)
             except TransientError as error:
                 self._note(f"the lease of order {number} cannot be renewed; retrying: {error}")
             else:
@@ -249,7 +263,7 @@ class Worker:
     async def _give_back(self, leased: LeasedOrder) -> None:
         """Release the lease of an order without a shard."""
         try:
-            await asyncio.to_thread(self._leasing.give_back, leased)
+            await in_system_thread(self._leasing.give_back, leased)
         except AstraFlowError as error:
             self._note(
                 f"order {leased.order.number} could not be given back; its lease will expire: "
@@ -295,12 +309,7 @@ class Worker:
         self._heartbeat.update(note=note)
 
 
-def _failed_groups(order: Order, lost: int) -> tuple[Group, ...]:
-    """Return failed episodes for an order whose leases were lost again and again."""
-    failed = Episode(
-        sequences=(),
-        reward=0.0,
-        error=f"gave up after {lost} lost leases",
-        failure_kind=FailureKind.INFRASTRUCTURE,
-    )
+def _failed_groups(order: Order, error: str, kind: FailureKind) -> tuple[Group, ...]:
+    """Return failed episodes for a whole order: its leases were lost, or its shard is too large."""
+    failed = Episode(sequences=(), reward=0.0, error=error, failure_kind=kind)
     return tuple(Group(prompt, (failed,) * order.samples_per_prompt) for prompt in order.prompts)

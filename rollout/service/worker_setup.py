@@ -3,9 +3,7 @@
 policies of the recipe ─▶ base models ─▶ agent pool with the newest weights ─▶ Worker.serve
 """
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
@@ -24,8 +22,6 @@ from storage.weights.manifests import LoadedWeights
 from storage.weights.read_through import read_through_mirror
 from storage.weights.traffic import Counting
 
-STORE_THREADS_MAX = 8
-"""Maximum concurrent calls on the store."""
 STORE_PATIENCE_S = 5.0
 """Time after which a call on a failing store raises; the service then pauses and can be stopped."""
 OPEN_INTERVAL_S = 1.0
@@ -56,8 +52,6 @@ def work(
     weights_from, at_mirror = _weights_store(run, config, region)
 
     async def serve() -> None:
-        threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="store")
-        asyncio.get_running_loop().set_default_executor(threads)
         opened = await _open_models(weights_from, config, sampling, policies, lifetime)
         if opened is None:
             return

@@ -22,6 +22,7 @@ from typing import TypeVar
 import tenacity
 
 from storage.coordination.heartbeat_writer import HeartbeatWriter
+from storage.coordination.system_threads import in_system_thread
 from storage.errors import AstraFlowError, TransientError
 from storage.records.control import WaitReason
 from storage.run.runs import read_stop
@@ -59,7 +60,8 @@ def backoff_s(failures: int, first_s: float = BACKOFF_S, longest_s: float = BACK
 class Lifetime:
     """The life cycle of one service. All methods may be called from any thread.
 
-    The methods with the prefix `async_` are for an event loop: they read the store in a thread.
+    The methods with the prefix `async_` are for an event loop: they read the store in a
+    thread (`system_threads`).
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class Lifetime:
     async def async_is_over(self) -> bool:
         """As `is_over`."""
         if self._is_check_due():
-            await asyncio.to_thread(self.is_over)
+            await in_system_thread(self.is_over)
         return bool(self.over)
 
     async def async_should_stop(self) -> bool:

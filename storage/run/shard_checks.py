@@ -23,6 +23,10 @@ from storage.records.rollouts import NOT_SAMPLED, Episode, FailureKind, Sequence
 from storage.records.types import Bool, Int8, Int32
 
 FINISH_REASONS = frozenset({"stop", "length", "abort"})
+METRICS_MAX = 1_000
+"""Metrics of an episode that is added to a shard, so that one episode alone cannot exceed the
+limits of a shard. Not checked when a shard is read.
+"""
 TOKEN_DTYPES = {
     "tokens": np.dtype(np.int32),
     "loss_mask": np.dtype(np.bool_),
@@ -106,6 +110,11 @@ def storable_episode(episode: Episode) -> Episode:
     check_failure(episode.error, kind)
     if episode.error is not None:
         _check_text("error", episode.error)
+    if len(episode.metrics) > METRICS_MAX:
+        raise CorruptError(
+            f"{len(episode.metrics):,} metrics are more than the limit of {METRICS_MAX:,}; sum up "
+            "those of turns or tokens"
+        )
     for name in episode.metrics:
         _check_text("the name of a metric", name)
     rows = tuple(

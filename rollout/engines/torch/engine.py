@@ -30,6 +30,7 @@ from rollout.engines.torch.decoder_weights import DecoderWeights, fuse
 from rollout.engines.torch.delivery import settle
 from rollout.engines.torch.kv_cache import KVCache
 from rollout.engines.torch.slots import Slots
+from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
@@ -119,7 +120,7 @@ class TorchRolloutEngine:
             raise
 
     async def load(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
-        digest, weights = await asyncio.to_thread(self._convert, tensors)
+        digest, weights = await in_system_thread(self._convert, tensors)
         done: Loaded = asyncio.get_running_loop().create_future()
         with self._arrived:
             self._check_open()
@@ -138,7 +139,7 @@ class TorchRolloutEngine:
         with self._arrived:
             self._closing = True
             self._arrived.notify()
-        await asyncio.to_thread(self._thread.join)
+        await in_system_thread(self._thread.join)
 
     # The next methods run in the caller's thread …
 

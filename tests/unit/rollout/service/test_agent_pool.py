@@ -1,8 +1,13 @@
+import threading
+
 import pytest
 
 from rollout.config import EngineConfig, RolloutConfig, SamplingConfig, WorkflowConfig
+from rollout.rewards.reward import Judgement
+from rollout.service import agent_pool
 from rollout.service.agent_pool import check_agent_pool, open_agent_pool
 from rollout.service.episode_runner import run_prompts
+from rollout.workflows.single_turn import SingleTurn
 from storage import layout
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.formats.safetensors import weights_digest
@@ -10,7 +15,7 @@ from storage.records.rollouts import Prompt
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
 from tests.support.runs.builders import tensors
-from tests.support.runs.fakes import base_files, publish_base
+from tests.support.runs.fakes import base_files, pool_of, publish_base, scripted_player, solve
 from tests.support.stores.damaged_weights import spoil
 
 SAMPLING = {"solver": SamplingConfig(), "verifier": SamplingConfig(temperature=0.5)}
@@ -50,6 +55,30 @@ async def test_closing_the_pool_closes_every_engine(memory_store: ObjectStore) -
     pool = open_agent_pool(memory_store, CONFIG, SAMPLING)
     await pool.close()
     assert [engine.closed for engine in pool.engines.values()] == [True, True]  # type: ignore[attr-defined]  # ScriptedEngines
+
+
+class NeverCloses:
+    """A reward that waits for a call that does not return."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    async def score(self, answer: str, prompt: Prompt) -> Judgement:
+        return Judgement(0.0)
+
+    def close(self) -> None:
+        self.released.wait()
+
+
+async def test_a_reward_that_does_not_close_is_abandoned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(agent_pool, "CLOSE_LIMIT_S", 0.01)
+    reward = NeverCloses()
+    pool = pool_of(SingleTurn(reward), reward, solver=scripted_player("solver", solve))
+    await pool.close()
+    assert caplog.messages == ["close() of the reward is abandoned after 0.01 s"]
+    reward.released.set()
 
 
 async def test_the_newest_readable_version_is_loaded(memory_store: ObjectStore) -> None:

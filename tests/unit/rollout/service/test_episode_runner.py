@@ -216,6 +216,11 @@ async def test_a_request_aborted_by_the_engine_is_an_infrastructure_failure() ->
         (TimeoutError("30 s"), FailureKind.TIMEOUT, "TimeoutError: 30 s"),
         (JudgeTimeoutError("5 s"), FailureKind.TIMEOUT, "JudgeTimeoutError: 5 s"),
         (JudgeFailedError("it died"), FailureKind.REWARD, "JudgeFailedError: it died"),
+        (
+            ConfigError("install math-verify"),
+            FailureKind.WORKFLOW_BUG,
+            "ConfigError: install math-verify",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -286,6 +291,11 @@ async def test_exceptions_of_rewards_and_of_workflows_have_different_failure_kin
             Episode(sequences=(), reward=0.0, metrics={"a\udc80": 1.0}),
             f"{UNSTORABLE}the name of a metric has the lone surrogate U+DC80 as character 2, which "
             "is no text",
+        ),
+        (
+            Episode(sequences=(), reward=0.0, metrics=dict.fromkeys(map(str, range(1_001)), 1.0)),
+            f"{UNSTORABLE}1,001 metrics are more than the limit of 1,000; sum up those of turns or "
+            "tokens",
         ),
         (
             Episode(sequences=(sequence(name="a\udc80"),), reward=0.0),

@@ -1,7 +1,6 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,12 +14,13 @@ from rollout.engines.engine import EngineFailedError
 from rollout.rewards.reward import Reward
 from rollout.service import event_loop
 from rollout.service.worker import RENEWALS_CONCURRENT_MAX, Worker
-from rollout.service.worker_setup import STORE_THREADS_MAX
 from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
+from storage.coordination.system_threads import system_threads
 from storage.errors import TransientError
+from storage.formats import arrow_sizes
 from storage.formats.json_objects import encode
 from storage.records.control import Lease, Stop, WaitReason
 from storage.records.progress import RolloutProgress
@@ -261,7 +261,6 @@ class Together:
 async def test_leases_are_renewed_concurrently_up_to_a_limit_and_during_the_pause(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(STORE_THREADS_MAX))
     played = asyncio.Event()
 
     async def play() -> None:
@@ -283,7 +282,7 @@ async def test_leases_are_renewed_concurrently_up_to_a_limit_and_during_the_paus
         raise asyncio.CancelledError
 
     monkeypatch.setattr(asyncio, "sleep", pause)
-    with pytest.raises(asyncio.CancelledError):
+    with system_threads(), pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(PATIENCE_S):
             await worker._renew_leases()
     monkeypatch.undo()
@@ -339,6 +338,48 @@ def test_a_worker_leaves_although_its_workflow_ignores_cancellation(
     assert [shards.exists(memory_store, number) for number in range(2)] == [False, False]
 
 
+class CallsThreads:
+    """A workflow that calls a tool in a thread. In the first order, the tool does not return."""
+
+    roles: tuple[str, ...] = ("solver",)
+    hung = list[str]()
+    released = threading.Event()
+
+    def __init__(self, reward: Reward) -> None: ...
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        def tool() -> None:
+            if prompt.id.startswith("p/0/"):
+                self.hung.append(prompt.id)
+                self.released.wait()
+
+        await asyncio.to_thread(tool)
+        turn = await agents["solver"].respond([user(prompt.fields["question"])])
+        return Episode(sequences=(turn.context.sequence(1.0),), reward=1.0)
+
+
+def test_calls_of_a_workflow_that_never_return_hold_no_lease_no_other_order_and_no_exit(
+    memory_store: ObjectStore,
+) -> None:
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 2, samples=8)
+    settings = config(f"{__name__}:CallsThreads", lease_ttl_s=0.3, drain_s=0.0)
+    try:
+        with RunningWorker(memory_store, settings) as worker:
+            until(lambda: len(CallsThreads.hung) == 16)
+            renewals = held(memory_store, 0).renewals
+            until(lambda: shards.exists(memory_store, 1))
+            until(lambda: held(memory_store, 0).renewals >= renewals + 2)
+            worker.stop()
+            worker.join()
+    finally:
+        CallsThreads.released.set()
+    assert (held(memory_store, 0).attempt, held(memory_store, 0).released) == (0, True)
+    assert not shards.exists(memory_store, 0)
+    episodes = [group.episodes for group in shards.read(memory_store, 1).groups]
+    assert [[episode.error for episode in group] for group in episodes] == [[None] * 8] * 2
+
+
 class Spoils:
     """A workflow whose episodes of the first prompt of an order cannot be stored."""
 
@@ -366,6 +407,43 @@ def test_an_episode_that_cannot_be_stored_does_not_spoil_its_shard(
     bad, good = shards.read(memory_store, 0).groups
     assert [episode.failure_kind for episode in bad.episodes] == [FailureKind.WORKFLOW_BUG] * 2
     assert [(episode.error, episode.reward) for episode in good.episodes] == [(None, 1.0)] * 2
+
+
+class ManySequences:
+    """A workflow whose episodes of the first order have three sequences, the others one."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    def __init__(self, reward: Reward) -> None: ...
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        turn = await agents["solver"].respond([user(prompt.fields["question"])])
+        count = 3 if prompt.id.startswith("p/0/") else 1
+        return Episode(sequences=(turn.context.sequence(1.0),) * count, reward=1.0)
+
+
+def test_an_order_whose_shard_is_too_large_is_answered_with_failed_episodes(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow_sizes, "ROWS_MAX", 8)
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 2)
+    with RunningWorker(memory_store, config(f"{__name__}:ManySequences")) as worker:
+        until(answered(memory_store, 2))
+        until(lambda: "order 0 is answered with failed episodes: " in worker.beat.note)
+        assert "a shard of 12 rows and " in worker.beat.note
+        worker.stop()
+        worker.join()
+    large, small = shards.read(memory_store, 0), shards.read(memory_store, 1)
+    episodes = [episode for group in large.groups for episode in group.episodes]
+    assert [group.prompt.id for group in large.groups] == ["p/0/0", "p/0/1"]
+    assert [episode.failure_kind for episode in episodes] == [FailureKind.WORKFLOW_BUG] * 4
+    reason = "the episodes' shard cannot be stored: a shard of 12 rows and "
+    assert [(episode.error or "")[: len(reason)] for episode in episodes] == [reason] * 4
+    assert (large.weights, list(small.weights)) == ({}, ["solver"])
+    assert [len(episode.sequences) for group in small.groups for episode in group.episodes] == [
+        1
+    ] * 4
 
 
 def test_workers_end_when_the_dataflow_needs_no_more_shards(memory_store: ObjectStore) -> None:

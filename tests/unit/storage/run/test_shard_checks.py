@@ -105,6 +105,15 @@ def test_a_value_that_a_shard_cannot_hold_is_refused(episode: Episode, fault: st
         storable_episode(episode)
 
 
+def test_an_episode_with_too_many_metrics_is_refused() -> None:
+    episode = builders.episode(**{f"turn {turn}": 1.0 for turn in range(1_000)})
+    assert storable_episode(episode).metrics == episode.metrics
+    metrics = {**episode.metrics, "one too many": 1.0}
+    fault = "^1,001 metrics are more than the limit of 1,000; sum up those of turns or tokens$"
+    with pytest.raises(CorruptError, match=fault):
+        storable_episode(replace(episode, metrics=metrics))
+
+
 def test_an_episode_that_is_storable_keeps_its_values() -> None:
     lowest = replace(
         builders.sequence(),
