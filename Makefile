@@ -15,6 +15,7 @@
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+SGLANG := .venv-sglang
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet
 HASHED := $(PIP) --require-hashes --no-deps --only-binary :all:
@@ -26,13 +27,14 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13)
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(SUPPORTED)' 2>/dev/null; then echo $$python; break; fi; done)
 
-.PHONY: help install run up down test check mutants lint deps format types borders lock clean
+.PHONY: help install run up down test test-engines check mutants lint deps format types borders lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run      train two policies together, on this machine (ARGS='--set steps=40' changes the recipe)"
 	@echo "make test     run the whole test suite (ARGS='-k leases' selects; TEST_PROCESSES= uses one process)"
 	@echo "make check    the checks of CI: lint, dependencies, types, import rules, tests"
+	@echo "make test-engines  install SGLang beside this environment, and run the contract of rollout engines on real servers"
 	@echo "make mutants  measure which small mistakes the tests find (docs/testing.md; ARGS='--sample 50 storage/coordination/leases.py')"
 	@echo "make up       start the local stack;  make down  stop it"
 	@echo "make format   format the code"
@@ -67,6 +69,17 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest $(TEST_PROCESSES) $(ARGS)
 
 check: lint deps types borders test
+
+# SGLang pins versions of its own, so that it has an environment of its own.
+$(SGLANG)/.installed: requirements/sglang.txt requirements/torch.txt
+	"$(PYTHON)" -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r requirements/sglang.txt
+	$(FROM_TORCH_INDEX) $(SGLANG)/bin/python -m pip install --quiet --only-binary :all: -r requirements/torch.txt
+	@touch $@
+
+test-engines: $(INSTALLED) $(SGLANG)/.installed
+	ASTRAFLOW_TEST_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python \
+		$(BIN)/python -m pytest tests/contract/test_rollout_engine.py tests/contract/test_sglang_server.py $(ARGS)
 
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants $(ARGS)

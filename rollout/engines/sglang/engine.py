@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rollout.config import EngineConfig
 from rollout.engines.engine import NO_VERSION, EngineFailedError, Generation, SamplingParams
 from rollout.engines.requests import checked_prompt
@@ -19,6 +21,7 @@ from rollout.engines.sglang.answers import read_answer, request_body, version_la
 from rollout.engines.sglang.server_api import ServerApi, ServerLostError, ServerRefusedError
 from rollout.engines.sglang.server_process import ServerProcess
 from rollout.engines.sglang.weights_folder import weights_folder
+from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
@@ -105,6 +108,10 @@ class SglangRolloutEngine:
     def digest(self, version: int) -> str:
         return self._digests[version]
 
+    def server_pids(self) -> list[int]:
+        """Return the process ids of the servers that this engine started."""
+        return [server.process.pid for server in self._servers if server.process]
+
     async def generate(self, tokens: Sequence[int], sampling: SamplingParams) -> Generation:
         max_tokens = self._config.max_tokens
         prompt = checked_prompt(tokens, sampling, vocab=self._vocab, max_tokens=max_tokens)
@@ -134,7 +141,7 @@ class SglangRolloutEngine:
                 )
 
     async def load(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
-        digest = await asyncio.to_thread(weights_digest, tensors)
+        digest = await in_system_thread(weights_digest, tensors)
         async with self._changing:
             self._check_open()
             if version < self._version or digest != self._digests.get(version, digest):
@@ -171,7 +178,7 @@ class SglangRolloutEngine:
                 await asyncio.gather(*(server.idle.wait() for server in self._servers))
         for server in self._servers:
             if server.process:
-                await asyncio.to_thread(server.process.stop)
+                await in_system_thread(server.process.stop)
             await server.api.close()
 
     def _start_servers(self) -> list[_Server]:
@@ -280,7 +287,7 @@ class SglangRolloutEngine:
     ) -> None:
         kv_cache = self._config.sglang.kv_cache
         folder = weights_folder(changed)
-        path = await asyncio.to_thread(folder.__enter__)
+        path = await in_system_thread(folder.__enter__)
         try:
             if pause := PAUSE_MODE.get(kv_cache):
                 await server.api.pause(pause)
@@ -293,7 +300,7 @@ class SglangRolloutEngine:
                 if pause:
                     await server.api.resume()
         finally:
-            await asyncio.to_thread(folder.__exit__, None, None, None)
+            await in_system_thread(folder.__exit__, None, None, None)
 
     # Servers.
 
@@ -306,7 +313,7 @@ class SglangRolloutEngine:
             if server.process:
                 if words := server.process.ended():
                     raise ServerLostError(words)
-                now = await asyncio.to_thread(server.process.progress)
+                now = await in_system_thread(server.process.progress)
                 if now != progress:
                     progress, since = now, loop.time()
             limit_s = STALLED_S if server.process else UNREACHABLE_S
@@ -336,7 +343,7 @@ class SglangRolloutEngine:
         if server.losses > LOSSES_MAX:
             raise self._failed(words) from error
         if server.process:
-            await asyncio.to_thread(server.process.stop)
+            await in_system_thread(server.process.stop)
             await server.api.close()
             server.process = ServerProcess(self._config, self._model_config)
             server.api = ServerApi(server.process.url, server.process.api_key)
@@ -353,14 +360,12 @@ class SglangRolloutEngine:
                     seen[server] = (server.answers, loop.time())
                 elif loop.time() - since > SILENT_S and server.process:
                     if not await server.api.samples(SILENT_S) and not self._changing.locked():
-                        await asyncio.to_thread(server.process.stop)
+                        await in_system_thread(server.process.stop)
                     seen[server] = (server.answers, loop.time())
 
 
 def aborted() -> Generation:
     """Return the answer to a request of which nothing is known any more."""
-    import numpy as np
-
     return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "abort")
 
 
