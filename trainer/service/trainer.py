@@ -182,18 +182,36 @@ class _Trainer:
         step = self._step + 1
         start_s = time.monotonic()
         batch: Batch | None = None
+        lost = ""
         with self._heartbeat.span("wait"):
             while (
                 batch := self._lifetime.retry("reading a batch", lambda: self._read_batch(step))
             ) is None:
-                self._heartbeat.update(state=ServiceState.WAITING, wait_reason=WaitReason.BATCH)
+                lost = self._lifetime.retry("looking for a batch", lambda: self._lost_batch(step))
+                self._heartbeat.update(
+                    state=ServiceState.WAITING,
+                    wait_reason=WaitReason.DAMAGED_OBJECT if lost else WaitReason.BATCH,
+                    note=lost or None,
+                )
                 # The batch may depend on the version whose publication failed.
                 self._publication.check()
                 if self._lifetime.wait(self._config.poll_interval_s):
                     break
         self._wait_s = time.monotonic() - start_s
-        self._heartbeat.update(state=ServiceState.WORKING)
+        self._heartbeat.update(state=ServiceState.WORKING, note="" if lost else None)
         return batch
+
+    def _lost_batch(self, step: int) -> str:
+        """Return the fault of a batch that was made and does not exist; empty when it was not made
+        yet.
+        """
+        if step <= self._published and not batches.exists(self._run, self._policy, step):
+            why = f"version {step} was made of it"
+        elif batches.is_lost(self._run, self._policy, step):
+            why = f"batch {step + 1} exists"
+        else:
+            return ""
+        return f"{layout.batch(self._policy, step)} is lost, {why}: put a good copy back"
 
     def _read_batch(self, step: int) -> Batch | None:
         try:

@@ -110,9 +110,16 @@ def test_a_run_with_only_a_config_has_no_violations(memory_store: ObjectStore) -
 
 def test_a_missing_batch_is_named(run: ObjectStore) -> None:
     run.delete(layout.batch("solver", 2))
-    violations = broken_invariants(run)
-    assert (1, layout.batch("solver", 2)) in violations
-    assert (3, layout.manifest(layout.weights("solver", 2))) in violations
+    assert all_violations(run)[:2] == [
+        (1, layout.batch("solver", 2), f"batch 2 is missing, batch {STEPS} exists"),
+        (1, layout.batch("solver", 2), "batch 2 is missing, version 2 was made of it"),
+    ]
+
+
+def test_a_missing_newest_batch_is_named(run: ObjectStore) -> None:
+    run.delete(layout.batch("solver", STEPS))
+    what = f"batch {STEPS} is missing, version {STEPS} was made of it"
+    assert all_violations(run) == [(1, layout.batch("solver", STEPS), what)]
 
 
 def test_a_missing_order_is_named(run: ObjectStore) -> None:

@@ -28,7 +28,12 @@ from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
 from tests.support.patience import PATIENCE_S
 from tests.support.runs.builders import batch
-from tests.support.runs.lifetimes import heartbeat_writer_of, lifetime_of, progress_of
+from tests.support.runs.lifetimes import (
+    ScriptedLifetime,
+    heartbeat_writer_of,
+    lifetime_of,
+    progress_of,
+)
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.service import trainer
@@ -286,6 +291,50 @@ def test_a_trainer_waits_for_version_0_and_for_batches(memory_store: ObjectStore
     trainer.join(PATIENCE_S)
     assert not trainer.is_alive()
     assert published(memory_store) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("num_published", "batches_there", "why"),
+    [
+        (3, [1, 2], "version 3 was made of it"),
+        (0, [1, 2, 4], "batch 4 exists"),
+    ],
+)
+def test_a_trainer_names_the_lost_batch_that_it_waits_for(
+    run: ObjectStore, num_published: int, batches_there: list[int], why: str
+) -> None:
+    add_batches(run, *batches_there)
+    for version in range(1, num_published + 1):
+        publisher.publish(run, POLICY, version, weight_of(version))
+    waited: list[tuple[str, str, str]] = []
+
+    def put_back(seconds: float) -> None:
+        last = lifetime.heartbeat.last
+        waited.append((last.state, last.wait_reason, last.note))
+        add_batches(run, 3)
+
+    notes: dict[int, str] = {}
+    BEFORE_STEP[15] = lambda given: notes.update({given.step: lifetime.heartbeat.last.note})
+    lifetime = ScriptedLifetime(run, "trainer", put_back)
+    train(lifetime, POLICY, CONFIG, 3, 15)
+    lost = f"batches/solver/00000003.arrow is lost, {why}: put a good copy back"
+    assert waited == [("waiting", "damaged_object", lost)]
+    assert notes == {1: "starts from version 0", 2: "starts from version 0", 3: ""}
+    assert published(run) == [0, 1, 2, 3]
+
+
+def test_a_trainer_waits_silently_for_a_batch_that_was_not_made_yet(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    waited: list[tuple[str, str]] = []
+
+    def make_batch(seconds: float) -> None:
+        waited.append((lifetime.heartbeat.last.wait_reason, lifetime.heartbeat.last.note))
+        add_batches(run, 2)
+
+    lifetime = ScriptedLifetime(run, "trainer", make_batch)
+    train(lifetime, POLICY, CONFIG, 2, 0)
+    assert waited == [("batch", "starts from version 0")]
+    assert published(run) == [0, 1, 2]
 
 
 def test_a_restarted_finished_trainer_does_nothing(
