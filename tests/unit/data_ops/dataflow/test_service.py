@@ -220,6 +220,7 @@ def test_a_waiting_row_of_a_damaged_or_lost_shard_is_filtered_after_a_restart(
     reasons = [entry.reason for batch in simulation.batches("solver") for entry in batch.ledger]
     assert UNREADABLE_SHARD in reasons
     assert set(read_quarantine(simulation.run)) == {layout.shard(order) for order in lost}
+    simulation.check()
 
 
 def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(

@@ -658,6 +658,37 @@ def test_an_unreadable_shard_is_a_violation_until_it_is_in_quarantine(run: Objec
     assert verdict.quarantined == 1
 
 
+def test_sequences_of_a_shard_that_was_used_before_it_went_into_quarantine_are_accepted(
+    run: ObjectStore,
+) -> None:
+    row = batches.read(run, "solver", 2).rows[0]
+    before = verified(run)
+    run.put(layout.shard(row.key.order), b"torn")
+    quarantine.quarantine_object(run, layout.shard(row.key.order), "torn")
+    after = verified(run)
+    assert after.ok
+    assert after.quarantined == 1
+    assert after.policies["solver"].trained == before.policies["solver"].trained
+    where = change_batch(run, 3, lambda batch: replace(batch, rows=(row, *batch.rows[1:])))
+    assert (
+        2,
+        where,
+        f"{named(row.key)} is trained, but {layout.batch('solver', 2)} had settled it",
+    ) in all_violations(run)
+
+
+def test_a_sequence_of_a_quarantined_shard_that_waits_after_its_fate_is_reported(
+    run: ObjectStore,
+) -> None:
+    key = batches.read(run, "solver", 2).rows[0].key
+    run.put(layout.shard(key.order), b"torn")
+    quarantine.quarantine_object(run, layout.shard(key.order), "torn")
+    where = change_batch(run, STEPS, lambda batch: replace(batch, waiting=(*batch.waiting, key)))
+    assert all_violations(run) == [
+        (6, where, f"{named(key)} is listed as waiting, but it is settled or was never taken in")
+    ]
+
+
 def test_a_shard_with_the_wrong_number_is_reported(run: ObjectStore) -> None:
     number = one_more_order(run)
     run.create(layout.shard(number), run.get(layout.shard(0)))
