@@ -80,6 +80,8 @@ class _Trainer:
         self._published = 0
         """Newest version at the start of this trainer; up to it, weights are compared only."""
         self._checkpointed = 0
+        self._damaged: set[int] = set()
+        """Steps whose checkpoints were damaged when this trainer resumed."""
         self._tokens_trained = 0.0
         self._diverged = False
         self._wait_s = 0.0
@@ -175,6 +177,7 @@ class _Trainer:
                 "version 0"
             ) from error
         self._tokens_trained = checkpoint.state.tokens_trained
+        self._damaged.update(checkpoint.damaged)
         self._step = self._checkpointed = checkpoint.step
 
     def _next_batch(self) -> Batch | None:
@@ -287,6 +290,13 @@ class _Trainer:
         with self._heartbeat.span("checkpoint"):
             tensors, engine_state = self._engine.save()
             state = CheckpointState(engine_state, self._tokens_trained)
+            if step in self._damaged:
+                log.warning("%s: the damaged checkpoint of step %d is replaced", self._policy, step)
+                self._lifetime.retry(
+                    "deleting a damaged checkpoint",
+                    lambda: checkpoints.delete(self._run, self._policy, step),
+                )
+                self._damaged.remove(step)
             try:
                 self._lifetime.retry(
                     f"saving the checkpoint of step {step}",
@@ -297,7 +307,8 @@ class _Trainer:
             self._checkpointed = step
             keep = self._config.checkpoints_keep
             self._lifetime.retry(
-                "pruning checkpoints", lambda: checkpoints.prune(self._run, self._policy, keep)
+                "pruning checkpoints",
+                lambda: checkpoints.prune(self._run, self._policy, keep, self._damaged),
             )
 
     def _beat(

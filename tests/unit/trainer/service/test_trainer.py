@@ -391,6 +391,51 @@ def test_a_resumed_trainer_continues_from_its_checkpoint_with_its_counters(
     assert progress_of(heartbeat_writer.last, TrainerProgress).tokens_trained == 12
 
 
+def test_a_resumed_trainer_keeps_the_good_checkpoint_and_replaces_the_damaged_one(
+    run: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_batches(run, 1, 2, 3, 4)
+    trained(run, steps=4, config=CONFIG.model_copy(update={"checkpoint_every": 3}))
+    assert checkpoint_steps(run) == [3, 4]
+    (data,) = [key for key in run.list("checkpoints/solver/00000004") if "model-00000" in key]
+    body = bytearray(run.get(data))
+    body[-1] ^= 1
+    run.put(data, bytes(body))
+    add_batches(run, 5)
+    newest_before: dict[int, int] = {}
+
+    def look(given: Batch) -> None:
+        newest = checkpoints.newest(run, POLICY)
+        assert newest is not None
+        newest_before[given.step] = newest.step
+
+    BEFORE_STEP[16] = look
+    each = CONFIG.model_copy(update={"checkpoint_every": 1, "checkpoints_keep": 1})
+    trained(run, steps=5, config=each, seed=16)
+    assert newest_before == {4: 3, 5: 4}
+    assert checkpoints.load(run, POLICY, 5)[1] == CheckpointState({"value": 5}, 15.0)
+    assert "solver: the damaged checkpoint of step 4 is replaced" in caplog.messages
+    assert checkpoint_steps(run) == [5]
+
+
+def test_a_resumed_trainer_prunes_nothing_because_of_a_damaged_later_checkpoint(
+    run: ObjectStore,
+) -> None:
+    add_batches(run, 1, 2, 3, 4)
+    trained(run, steps=4, config=CONFIG.model_copy(update={"checkpoints_keep": 3}))
+    assert checkpoint_steps(run) == [2, 4]
+    (data,) = [key for key in run.list("checkpoints/solver/00000004") if "model-00000" in key]
+    run.put(data, b"torn")
+    each = CONFIG.model_copy(update={"checkpoint_every": 1, "checkpoints_keep": 2})
+    stop = threading.Event()
+    BEFORE_STEP[17] = lambda given: stop.set()
+    trained(run, steps=4, config=each, stop=stop, seed=17)
+    assert checkpoint_steps(run) == [2, 3, 4]
+    newest = checkpoints.newest(run, POLICY)
+    assert newest is not None
+    assert (newest.step, newest.damaged) == (3, {4})
+
+
 def test_versions_published_after_the_checkpoint_are_trained_again_and_kept(
     run: ObjectStore,
 ) -> None:
