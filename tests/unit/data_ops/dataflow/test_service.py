@@ -37,6 +37,10 @@ from tests.support.runs.lifetimes import ScriptedLifetime, lifetime_of, progress
 from tests.support.stores.strange_objects import STRANGE, take_place
 
 ONE = {"solver": PolicyData(batch_size=4, steps=3), "verifier": PolicyData(batch_size=4, steps=3)}
+SIX_STEPS = {
+    "solver": PolicyData(batch_size=6, steps=6),
+    "verifier": PolicyData(batch_size=6, steps=6),
+}
 
 
 def rounds(dataflow: Dataflow, count: int = 3) -> None:
@@ -216,6 +220,7 @@ def test_a_waiting_row_of_a_damaged_or_lost_shard_is_filtered_after_a_restart(
     reasons = [entry.reason for batch in simulation.batches("solver") for entry in batch.ledger]
     assert UNREADABLE_SHARD in reasons
     assert set(read_quarantine(simulation.run)) == {layout.shard(order) for order in lost}
+    simulation.check()
 
 
 def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(
@@ -293,6 +298,84 @@ def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: Obje
     simulation.run.put(layout.batch("verifier", 4), b"torn")
     with pytest.raises(CorruptError, match=r"batches/verifier/00000004\.arrow is unreadable"):
         simulation.dataflow()
+
+
+def train_to(simulation: World, dataflow: Dataflow, version: int) -> None:
+    """Train the solver to a version whose batch is its newest. Workers are one version behind in
+    every second turn, so that a batch which is made again has other rows.
+    """
+    turn = 0
+    while simulation.version("solver") < version:
+        turn += 1
+        dataflow.round()
+        simulation.play(simulation.open_orders()[::-1][:1], behind=turn % 2)
+        for policy in simulation.policies:
+            simulation.train(policy)
+    assert batches.steps(simulation.run, "solver")[-1] == version
+
+
+def test_a_restart_without_the_batch_of_the_newest_version_names_it_and_makes_no_other(
+    memory_store: ObjectStore,
+) -> None:
+    simulation = world(memory_store, SIX_STEPS, max_staleness=3, batches_ahead=0)
+    train_to(simulation, simulation.dataflow(), version=5)
+    key = layout.batch("solver", 5)
+    body = simulation.run.get(key)
+    simulation.run.delete(key)
+    with pytest.raises(
+        CorruptError,
+        match=r"^batches/solver/00000005\.arrow is lost, and the run cannot go on without its ledger: "
+        r"version 5 was made of it; put a good copy of the object back$",
+    ):
+        simulation.dataflow()
+    assert batches.steps(simulation.run, "solver") == [1, 2, 3, 4]
+    simulation.run.create(key, body)
+    simulation.finish(simulation.dataflow())
+    simulation.check()
+
+
+def test_a_restart_continues_from_the_batch_after_a_lost_one_and_names_the_lost_one(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulation = world(memory_store, SIX_STEPS, max_staleness=3, batches_ahead=0)
+    train_to(simulation, simulation.dataflow(), version=5)
+    bodies = {
+        key: simulation.run.get(key)
+        for key in (layout.batch("solver", 2), layout.batch("solver", 4))
+    }
+    for key in bodies:
+        simulation.run.delete(key)
+    dataflow = simulation.dataflow()
+    assert dataflow.progress().batches["solver"] == 5
+    assert caplog.messages == [
+        "batches/solver/00000002.arrow (and 1 more) is lost, batch 5 exists: put a good copy back, "
+        "`astraflow verify` lists what is missing"
+    ]
+    simulation.finish(dataflow)
+    assert batches.steps(simulation.run, "solver") == [1, 3, 5, 6]
+    for key, body in bodies.items():
+        simulation.run.create(key, body)
+    simulation.check()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_version_of_an_unknown_batch_rebuilds_a_dataflow_which_names_a_lost_one(
+    memory_store: ObjectStore, is_lost: bool
+) -> None:
+    simulation = world(memory_store, SIX_STEPS, max_staleness=3, batches_ahead=0)
+    slower = simulation.dataflow()
+    train_to(simulation, simulation.dataflow(), version=1)
+    assert slower.progress().batches["solver"] == 0
+    if is_lost:
+        simulation.run.delete(layout.batch("solver", 1))
+        with pytest.raises(CorruptError, match=r"^batches/solver/00000001\.arrow is lost"):
+            slower.round()
+        assert batches.steps(simulation.run, "solver") == []
+    else:
+        slower.round()
+        assert slower.progress().batches["solver"] == 1
+        simulation.finish(slower)
+        simulation.check()
 
 
 def test_shards_closed_by_one_policy_are_ingested_again_for_the_other_only(
