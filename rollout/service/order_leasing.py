@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from storage import layout
 from storage.coordination import heartbeats, leases
-from storage.errors import AstraFlowError, CorruptError, NotFoundError
+from storage.errors import AstraFlowError, CorruptError, NotFoundError, TransientError
 from storage.records.control import Lease
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order
@@ -24,9 +24,15 @@ from storage.store.object_store import ObjectStore
 log = logging.getLogger(__name__)
 
 LOOK_AHEAD_MAX = 1_024
-"""Orders considered in one search; more than the dataflow ever has outstanding."""
+"""Orders that are not done and are considered in one search; more than the dataflow ever has
+outstanding.
+"""
 LOST_INTERVAL_S = 10.0
 """Time between two checks whether an absent order was lost, which costs three requests."""
+UNREACHABLE_INTERVAL_S = 30.0
+"""Time between two tries of an order of which an object cannot be read, while the store answers for
+others: each try takes as long as the patience with the store.
+"""
 RECHECK_INTERVAL_MAX_S = 1.0
 """Longest time after which an order that another worker has leased is checked again."""
 
@@ -71,25 +77,30 @@ class OrderLeasing:
         self._recheck_at_s: dict[int, float] = {}
         self._absent_until_s = (-1, 0.0)
         self._skipped: dict[int, str] = {}
-        """Open orders that are damaged or lost, each with the reason for a person."""
+        """Open orders that are damaged, lost or unreachable, each with the reason for a person."""
 
     def next(self) -> LeasedOrder | None:
-        """Lease the lowest order that is neither done nor leased; None when there is none."""
+        """Lease the lowest order that is neither done nor leased; None when there is none.
+
+        An order that cannot be read is passed over. Raises TransientError when the store answers
+        nothing.
+        """
         with self._lock:
             if self._unchecked_below is None:
                 self._floor = self._unchecked_below = self._reported_floor()
-            number = self._floor
-            while number < self._floor + LOOK_AHEAD_MAX:
+            number, num_open = self._floor, 0
+            while num_open < LOOK_AHEAD_MAX:
                 if self._is_candidate(number):
                     try:
                         leased = self._try_lease(number)
-                    except NotFoundError as error:
-                        if not self._is_lost(number):
-                            break  # orders have no gaps: this one is not written yet
+                    except NotFoundError:
+                        break  # orders have no gaps: this one is not written yet
+                    except TransientError as error:
                         self._skip(number, error)
                         leased = None
                     if leased is not None:
                         return leased
+                num_open += number not in self._done
                 number += 1
             self._check_report(self._unchecked_below)
             return None
@@ -125,7 +136,7 @@ class OrderLeasing:
         """Record that this worker no longer has the order."""
         with self._lock:
             self._leased.discard(leased.order.number)
-            self._recheck_later(leased.order.number)
+            self._recheck_later(leased.order.number, self._recheck_interval_s)
 
     def give_back(self, leased: LeasedOrder) -> None:
         """Release the lease, so that other workers may take the order at once."""
@@ -141,35 +152,46 @@ class OrderLeasing:
         )
 
     def _try_lease(self, number: int) -> LeasedOrder | None:
-        """Lease one order; None when it is done, leased elsewhere or unreadable."""
+        """Lease one order; None when it is done, leased elsewhere, damaged or lost.
+
+        Raises NotFoundError when it is not written yet.
+        """
         if shards.exists(self._run, number):
             self._mark_done(number)
             return None
         try:
             order = orders.read(self._run, number)
             lease = leases.take(self._run, number, self._worker, self._region, self._watch)
-        except CorruptError as error:
+        except (CorruptError, NotFoundError) as error:
+            if isinstance(error, NotFoundError) and not self._is_lost(number):
+                raise
             self._skip(number, error)
             return None
+        self._skipped.pop(number, None)
         if lease is None:
-            self._recheck_later(number)
+            self._recheck_later(number, self._recheck_interval_s)
             return None
         self._leased.add(number)
-        self._skipped.pop(number, None)
         return LeasedOrder(order, lease)
 
     def _skip(self, number: int, error: AstraFlowError) -> None:
-        """Pass over an order that is damaged or lost; forever, when the dataflow has closed it."""
+        """Pass over an order that is damaged, lost or unreachable; forever, when the dataflow has
+        closed it. Raises TransientError when the store answers nothing.
+        """
         if is_quarantined(self._run, layout.order(number)):
             self._mark_done(number)
             return
         if number not in self._skipped:
             log.warning("order %d is skipped: %s", number, error)
-        self._skipped[number] = f"{layout.order(number)} cannot be leased: {error}"
-        self._recheck_later(number)
+        interval_s, advice = self._recheck_interval_s, ""
+        if isinstance(error, TransientError):
+            interval_s = UNREACHABLE_INTERVAL_S
+            advice = "; if this object alone fails, put a good copy of it back, or delete it"
+        self._skipped[number] = f"{layout.order(number)} cannot be leased: {error}{advice}"
+        self._recheck_later(number, interval_s)
 
-    def _recheck_later(self, number: int) -> None:
-        self._recheck_at_s[number] = self._clock() + self._recheck_interval_s
+    def _recheck_later(self, number: int, interval_s: float) -> None:
+        self._recheck_at_s[number] = self._clock() + interval_s
 
     def _mark_done(self, number: int) -> None:
         self._watch.forget(number)

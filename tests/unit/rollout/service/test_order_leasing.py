@@ -4,11 +4,16 @@ from typing import Any
 
 import pytest
 
-from rollout.service.order_leasing import LOST_INTERVAL_S, OrderLeasing
+from rollout.service import order_leasing
+from rollout.service.order_leasing import (
+    LOST_INTERVAL_S,
+    UNREACHABLE_INTERVAL_S,
+    OrderLeasing,
+)
 from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
-from storage.errors import ConflictError
+from storage.errors import ConflictError, TransientError
 from storage.records.control import Lease
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order, Prompt
@@ -18,6 +23,7 @@ from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from tests.support.patience import PATIENCE_S
 from tests.support.runs import builders
+from tests.support.runs.dataflow_world import UnreachableBackend
 
 TTL_S = 12.0
 
@@ -244,3 +250,50 @@ def test_lost_orders_that_the_dataflow_closed_are_passed_over_for_ever(
     clock.now_s += 1.0
     assert numbers(claims) == [None]
     assert (claims.problem, claims._done) == ("", {1, 2, 3})
+
+
+@pytest.mark.parametrize("key", ["orders/00000000", "shards/00000000", "leases/00000000"])
+def test_an_order_that_does_not_answer_is_passed_over_and_tried_again_later(
+    memory_store: ObjectStore, key: str
+) -> None:
+    run = memory_store.sub("r")
+    write_orders(run, 3)
+    backend = UnreachableBackend(run.backend, f"r/{key}", hides=True)
+    clock = Clock()
+    claims = claims_of(replace(run, backend=backend, patience_s=1e-6), clock)
+    assert numbers(claims, claims, claims) == [1, 2, None]
+    assert claims.problem.startswith(f"orders/00000000.json cannot be leased: r/{key}")
+    assert claims.problem.endswith(
+        " is away; if this object alone fails, put a good copy of it back, or delete it"
+    )
+    backend.key = ""
+    clock.now_s += UNREACHABLE_INTERVAL_S - 1.0
+    assert numbers(claims) == [None]
+    clock.now_s += 1.0
+    assert numbers(claims) == [0]
+    assert claims.problem == ""
+
+
+def test_a_search_raises_an_error_when_nothing_answers(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 2)
+    backend = UnreachableBackend(memory_store.backend, ".", hides=True)
+    claims = claims_of(replace(memory_store, backend=backend, patience_s=1e-6), Clock())
+    with pytest.raises(TransientError):
+        claims.next()
+    assert claims.problem == ""
+    backend.key = ""
+    assert numbers(claims) == [0]
+
+
+def test_an_order_that_never_answers_hides_no_order_however_many_are_done(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order_leasing, "LOOK_AHEAD_MAX", 2)
+    write_orders(memory_store, 5)
+    backend = UnreachableBackend(memory_store.backend, "orders/00000000")
+    claims = claims_of(replace(memory_store, backend=backend, patience_s=1e-6), Clock())
+    for number in range(1, 5):
+        held = claims.next()
+        assert held is not None
+        assert held.order.number == number
+        claims.done(held)
