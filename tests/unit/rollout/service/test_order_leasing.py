@@ -297,3 +297,106 @@ def test_an_order_that_never_answers_hides_no_order_however_many_are_done(
         assert held is not None
         assert held.order.number == number
         claims.done(held)
+
+
+def report(run: ObjectStore, closed_below: int) -> None:
+    """Write the dataflow's heartbeat."""
+    with HeartbeatWriter(run, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
+        pulse.update(progress=DataflowProgress(closed_below=closed_below))
+
+
+def finish(run: ObjectStore, claims: OrderLeasing, count: int) -> None:
+    """Lease `count` orders and create their shards."""
+    for _ in range(count):
+        held = claims.next()
+        assert held is not None
+        shards.create(run, builders.shard(order=held.order.number))
+        claims.done(held)
+
+
+def test_a_lost_shard_that_a_restarted_dataflow_waits_for_is_leased_again(
+    memory_store: ObjectStore,
+) -> None:
+    write_orders(memory_store, 6)
+    clock = Clock()
+    claims = claims_of(memory_store, clock)
+    finish(memory_store, claims, 6)
+    report(memory_store, closed_below=6)
+    memory_store.delete(layout.shard(1))
+    memory_store.delete(layout.shard(4))
+    assert numbers(*[claims] * 8) == [None] * 8  # the dataflow has ingested both
+    report(memory_store, closed_below=2)
+    # one search reads the report, two check orders 5 and 4, and one finds the old lease of order 4
+    assert numbers(*[claims] * 4) == [None] * 4
+    clock.now_s += TTL_S
+    assert numbers(*[claims] * 8) == [4] + [None] * 7
+    report(memory_store, closed_below=1)
+    assert numbers(*[claims] * 12) == [None] * 12
+    clock.now_s += TTL_S
+    assert numbers(claims) == [1]
+
+
+def test_a_lost_shard_above_an_order_in_progress_elsewhere_is_leased_again(
+    memory_store: ObjectStore,
+) -> None:
+    write_orders(memory_store, 4)
+    clock = Clock()
+    other, claims = claims_of(memory_store, clock, "b"), claims_of(memory_store, clock)
+    held = other.next()
+    assert held is not None
+    finish(memory_store, claims, 3)
+    assert (claims._floor, claims._done) == (0, {1, 2, 3})
+    memory_store.delete(layout.shard(2))
+    assert numbers(*[claims] * 4) == [None] * 4  # the report, orders 3 and 2, the lease of 2
+    clock.now_s += TTL_S
+    other.renew(held)
+    assert numbers(claims, claims) == [2, None]
+
+
+def test_a_quarantined_order_without_a_shard_is_not_leased_again(
+    memory_store: ObjectStore,
+) -> None:
+    write_orders(memory_store, 3)
+    body = memory_store.get(layout.order(1))
+    memory_store.put(layout.order(1), b"{")
+    quarantine_object(memory_store, layout.order(1), "invalid JSON")
+    claims = claims_of(memory_store, Clock())
+    finish(memory_store, claims, 2)
+    assert claims.next() is None
+    memory_store.put(layout.order(1), body)
+    assert numbers(*[claims] * 8) == [None] * 8
+
+
+class CountedReads:
+    """A backend that counts reads and existence checks."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.count = 0
+        self._backend = backend
+
+    def read(self, key: str) -> bytes:
+        self.count += 1
+        return self._backend.read(key)
+
+    def exists(self, key: str) -> bool:
+        self.count += 1
+        return self._backend.exists(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+def test_a_search_that_finds_nothing_rechecks_one_order(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 6)
+    backend = CountedReads(memory_store.backend)
+    claims = claims_of(replace(memory_store, backend=backend), Clock())
+    finish(memory_store, claims, 6)
+    report(memory_store, closed_below=4)
+    claims.next()  # whether order 6 was lost is not checked again for a while
+    counts = []
+    for _ in range(6):
+        before = backend.count
+        assert claims.next() is None
+        counts.append(backend.count - before)
+    # the shard and the order of number 6, and: orders 5, 4; the report, with order 3; again
+    assert counts == [3, 3, 4, 3, 3, 4]
