@@ -920,6 +920,16 @@ def test_a_name_of_the_held_out_set_that_cannot_be_shown_is_reported(dataset: st
     assert load(RECIPE, {"evaluation": {**held_out, "dataset": "GSM8K, é"}}).evaluation is not None
 
 
+@pytest.mark.parametrize("experiment", ["", " ", "a\nb", "x" * 196])
+def test_an_experiment_that_mlflow_cannot_have_is_reported(experiment: str) -> None:
+    assert error_of(RECIPE, **{"tracking.experiment": experiment}) == (
+        "--set tracking.experiment: MLflow's experiments have names of 1 to 195 printable "
+        "characters; write such a name"
+    )
+    longest = load(RECIPE, {"tracking.experiment": "/team:é " + "x" * 187})
+    assert len(longest.tracking.experiment) == 195
+
+
 def test_a_split_that_the_built_in_source_does_not_have_is_reported() -> None:
     assert error_of(RECIPE, **{"data.prompts.split": "valid"}) == (
         "--set data.prompts.split: must be one of 'train' or 'test', not 'valid'"
