@@ -66,13 +66,14 @@ class CustomPrompts(Generated):
                 f"prompts.custom: size() of {self.custom} returned {size!r}; it must return the "
                 "number of prompts, at least 1, or None for an endless source"
             )
-        if self.limit is None and size > GENERATED_MAX:
+        count = int(size)
+        if self.limit is None and count > GENERATED_MAX:
             raise ConfigError(
-                f"prompts.custom: size() of {self.custom} returned {size:,}, more than "
+                f"prompts.custom: size() of {self.custom} returned {count:,}, more than "
                 f"{GENERATED_MAX:,}; set prompts.limit to at most that, or return None, for an "
                 "endless source that is not shuffled"
             )
-        return int(size)
+        return count
 
     def _prompt(self, source: IndexedPrompts, index: int) -> Prompt:
         prompt: Any = source.prompt(index)
