@@ -222,10 +222,16 @@ class UnreachableBackend:
 class OutageBackend:
     """A backend whose every call raises TransientError while `down` is set."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, failures_max: int | None = None) -> None:
+        """The outage ends by itself after `failures_max` calls."""
         self.backend, self.down = backend, threading.Event()
+        self.failures_left = failures_max
 
     def __getattr__(self, name: str) -> Any:
         if self.down.is_set():
+            if self.failures_left is not None:
+                self.failures_left -= 1
+                if not self.failures_left:
+                    self.down.clear()
             raise TransientError("the store is away")
         return getattr(self.backend, name)
