@@ -270,12 +270,12 @@ def test_a_model_that_mlflow_refuses_leaves_no_run_active(
 
 
 def test_a_deleted_experiment_is_named_with_what_to_do(
-    uri: str, caplog: pytest.LogCaptureFixture
+    uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
-    deleted = client.create_experiment("gone")
+    deleted = client.create_experiment("gone", artifact_location=tmp_path.as_uri())
     client.delete_experiment(deleted)
     small_run = with_experiment("tracking-deleted", "gone")
     assert not Tracker(small_run.run, RUN_ID, small_run.config, uri).sync()
