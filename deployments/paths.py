@@ -18,6 +18,7 @@ owner has access: folders have mode 0700 and files 0600.
 import contextlib
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -140,15 +141,26 @@ class Home:
         """Raise ConfigError for a folder that other users have access to, and that has files of
         others but none of a stack: making it private would take it from them.
         """
-        folders = (self.prefect, self.mlflow, self.store, self.logs)
-        expected = {*SYSTEM_FILES, *(folder.name for folder in folders)}
-        others = sorted(path.name for path in self.root.iterdir() if path.name not in expected)
-        if self.root.stat().st_mode & OTHERS and not self.is_used() and others:
+        if not self.root.stat().st_mode & OTHERS or self.is_used():
+            return
+        if other := next(self._files_of_others(), None):
             raise ConfigError(
-                f"{self.root} has other files in it ({others[0]!r}), and other users have access "
+                f"{self.root} has other files in it ({str(other)!r}), and other users have access "
                 "to it; the stack would make it private: set ASTRAFLOW_HOME to a folder of its "
-                f"own, such as {self.root / 'astraflow'}, or run `chmod 700 {self.root}`"
+                f"own, such as {self.root / 'astraflow'}, or run "
+                f"`{shlex.join(['chmod', '700', str(self.root)])}`"
             )
+
+    def _files_of_others(self) -> Iterator[Path]:
+        """Yield what a folder that no stack has used contains, relative to it, except the system's
+        files and empty folders with the names of the stack's: others may use such names, too.
+        """
+        folders = (self.prefect, self.mlflow, self.store, self.logs)
+        for path in sorted(self.root.iterdir()):
+            contents = sorted(path.iterdir()) if path in folders and path.is_dir() else [path]
+            for entry in contents:
+                if entry.name not in SYSTEM_FILES:
+                    yield entry.relative_to(self.root)
 
     def _refuse_a_shared_root(self) -> None:
         status = self.root.stat()

@@ -4,6 +4,7 @@ IngestedShard ──ingest──▶ ledger ──▶ make_batches ──▶ batc
                                └─▶ need ──▶ admission
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from data_ops.dataflow.batch_metrics import IngestMetrics, batch_metrics
 from data_ops.dataflow.ledger import Ledger
 from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard, all_rows
 from storage import layout
-from storage.errors import CorruptError
+from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.records.batches import Batch, BatchRow, SequenceKey
 from storage.records.rollouts import Shard, failures_by_kind
 from storage.run import batches, orders
@@ -39,6 +40,8 @@ EQUAL_REWARDS = (
     "may help"
 )
 LEFT_OUT = "groups with a failed episode, or with equal rewards, are left out"
+
+log = logging.getLogger(__name__)
 
 ReadShard = Callable[[int], Shard | None]
 """The shard of an order; None when its bytes cannot be read (any more)."""
@@ -83,14 +86,14 @@ class BatchAssembly:
         """Restore the state after the policy's newest batch; `read_shard` gives the shards of the
         rows that wait after it. `vocab_size` is the policy's; None when it is unknown.
 
-        Raises CorruptError naming the batch when that cannot be read.
+        Raises CorruptError naming the batch when that is lost or cannot be read.
         """
         self.policy = policy
         self._run, self._data, self._config, self._seed = run, data, config, seed
         self._clock, self._span = clock, span
         self._samplers: Sequence[Sample] = samplers(config.sample)
-        self.version: int | None = None
-        """The newest version at the last poll."""
+        self.version = manifests.latest(run, policy)
+        """The newest version at the last poll; None while there is none."""
         self.totals: Counter[str] = Counter()
         """Sequences by fate, in the batches made here."""
         self._yield = Yield(config.samples_per_prompt)
@@ -144,8 +147,17 @@ class BatchAssembly:
         return self._untrainable, why if failed == self._episodes else f"{why}; {LEFT_OUT}"
 
     def poll_version(self) -> None:
-        """Look for newer weights in the store."""
+        """Look for newer weights in the store.
+
+        Raises ConflictError when they were made of a batch that is not in this ledger: another
+        dataflow made it. Where it was lost, a rebuild names it.
+        """
         self.version = manifests.latest(self._run, self.policy, start=self.version or 0)
+        if self.version is not None and self.version > self.ledger.last_step:
+            raise ConflictError(
+                f"version {self.version} of {self.policy} exists; the newest batch known here is "
+                f"{self.ledger.last_step}"
+            )
 
     def admit(self, order: int) -> None:
         """Record that an order was written."""
@@ -232,14 +244,39 @@ class BatchAssembly:
         for step in range(last, max(0, last - REPLAY_BATCHES_MAX), -1):
             if len(rows) >= count:
                 break
-            rows.extend(
-                row for row in batches.read(self._run, self.policy, step).rows if not row.replay
-            )
+            try:
+                batch = batches.read(self._run, self.policy, step)
+            except NotFoundError as error:
+                raise CorruptError(
+                    f"{layout.batch(self.policy, step)} is lost, and data.sample replays its rows; "
+                    "put a good copy of the object back"
+                ) from error
+            rows.extend(row for row in batch.rows if not row.replay)
         return tuple(rows[:count])
 
     def _newest_batch(self) -> Batch | None:
-        step = batches.next_step(self._run, self.policy) - 1
-        if step < 1:
+        """Read the newest batch. Batches are listed, so that one after a lost one is found.
+
+        It cannot be older than the newest version, which was made of it: a batch that was trained
+        on would be made again, of other rows.
+        """
+        steps = batches.steps(self._run, self.policy)
+        step = max(steps, default=0)
+        if lost := sorted(set(range(1, step)).difference(steps)):
+            log.warning(
+                "%s%s is lost, batch %d exists: put a good copy back, `astraflow verify` lists "
+                "what is missing",
+                layout.batch(self.policy, lost[0]),
+                f" (and {len(lost) - 1} more)" if lost[1:] else "",
+                step,
+            )
+        if self.version is not None and self.version > step:
+            raise CorruptError(
+                f"{layout.batch(self.policy, self.version)} is lost, and the run cannot go on "
+                f"without its ledger: version {self.version} was made of it; put a good copy of "
+                "the object back"
+            )
+        if not step:
             return None
         try:
             newest = batches.read(self._run, self.policy, step)

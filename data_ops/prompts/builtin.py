@@ -3,11 +3,11 @@
 from typing import Literal
 
 from data_ops.prompts.chained_addition import problem
-from data_ops.prompts.source import PromptSettings
+from data_ops.prompts.source import Generated
 from data_ops.prompts.stream import PromptStream
 
 
-class BuiltinPrompts(PromptSettings):
+class BuiltinPrompts(Generated):
     """`prompts: {builtin: chained_addition, split: train}`: endless and seeded."""
 
     builtin: Literal["chained_addition"]

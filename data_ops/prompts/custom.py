@@ -5,7 +5,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Final, Protocol
 
-from data_ops.prompts.source import PromptSettings
+from data_ops.prompts.source import GENERATED_MAX, Generated
 from data_ops.prompts.stream import PromptStream
 from storage.errors import AstraFlowError, ConfigError
 from storage.import_path import PluginKind, constructor_fault, described, resolve
@@ -25,7 +25,7 @@ class IndexedPrompts(Protocol):
 PROMPTS: Final = PluginKind("source of prompts", IndexedPrompts, "docs/extending/sources.md")
 
 
-class CustomPrompts(PromptSettings):
+class CustomPrompts(Generated):
     """`prompts: {custom: "my_package.my_module:MyPrompts", args: {level: 3}}`."""
 
     custom: str
@@ -66,7 +66,14 @@ class CustomPrompts(PromptSettings):
                 f"prompts.custom: size() of {self.custom} returned {size!r}; it must return the "
                 "number of prompts, at least 1, or None for an endless source"
             )
-        return int(size)
+        count = int(size)
+        if self.limit is None and count > GENERATED_MAX:
+            raise ConfigError(
+                f"prompts.custom: size() of {self.custom} returned {count:,}, more than "
+                f"{GENERATED_MAX:,}; set prompts.limit to at most that, or return None, for an "
+                "endless source that is not shuffled"
+            )
+        return count
 
     def _prompt(self, source: IndexedPrompts, index: int) -> Prompt:
         prompt: Any = source.prompt(index)

@@ -1,8 +1,13 @@
 """Settings that sources of prompts share. A source is a model with `stream() -> PromptStream`."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from storage.config_model import Frozen, Rows, Seed
+
+GENERATED_MAX = 10_000_000
+"""Prompts of a finite source that generates them: each epoch shuffles all their numbers."""
 
 
 class PromptSettings(Frozen):
@@ -12,6 +17,13 @@ class PromptSettings(Frozen):
     """Use only the first `limit` prompts."""
     seed: Seed = 0
     """Of the shuffling of every epoch, and of the generator of a built-in source."""
+
+
+class Generated(PromptSettings):
+    """Settings of a source that makes each prompt from its number."""
+
+    limit: Annotated[Rows, Field(le=GENERATED_MAX)] | None = None
+    """Use only the first `limit` prompts."""
 
 
 class Columns(PromptSettings):

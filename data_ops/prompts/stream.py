@@ -28,7 +28,7 @@ class PromptStream:
         self._at = at
         self._size = size
         self._seed = seed
-        self._permutation: tuple[int, list[int]] = (-1, [])
+        self._permutation = (-1, np.empty(0, np.int64))
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt], seed: int) -> "PromptStream":
@@ -66,8 +66,8 @@ class PromptStream:
             return position
         if self._permutation[0] != epoch:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._size)
-            self._permutation = (epoch, order.tolist())
-        return self._permutation[1][position]
+            self._permutation = (epoch, order)
+        return int(self._permutation[1][position])
 
 
 def _read_cursor(cursor: Json) -> tuple[int, int]:

@@ -9,26 +9,41 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from storage import layout
 from storage.coordination import heartbeats, leases
-from storage.errors import AstraFlowError, CorruptError, NotFoundError
+from storage.errors import (
+    UNREADABLE,
+    AstraFlowError,
+    CorruptError,
+    NotFoundError,
+    TransientError,
+)
 from storage.records.control import Lease
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order
-from storage.run import orders, shards
+from storage.run import orders, runs, shards
 from storage.run.quarantine import is_quarantined
 from storage.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 
 LOOK_AHEAD_MAX = 1_024
-"""Orders considered in one search; more than the dataflow ever has outstanding."""
+"""Orders that are not done and are considered in one search; more than the dataflow ever has
+outstanding.
+"""
 LOST_INTERVAL_S = 10.0
 """Time between two checks whether an absent order was lost, which costs three requests."""
+UNREACHABLE_INTERVAL_S = 30.0
+"""Time between two tries of an order of which an object cannot be read, while the store answers for
+others: each try takes as long as the patience with the store.
+"""
 RECHECK_INTERVAL_MAX_S = 1.0
 """Longest time after which an order that another worker has leased is checked again."""
+_DATAFLOW = layout.heartbeat("dataflow", "dataflow")
+"""A run has one dataflow."""
 
 
 @dataclass(frozen=True)
@@ -69,29 +84,36 @@ class OrderLeasing:
         self._done: set[int] = set()
         self._leased: set[int] = set()
         self._recheck_at_s: dict[int, float] = {}
+        self._to_recheck: list[int] = []
+        """Orders that count as done and will be checked again, the next one last."""
         self._absent_until_s = (-1, 0.0)
         self._skipped: dict[int, str] = {}
-        """Open orders that are damaged or lost, each with the reason for a person."""
+        """Open orders that are damaged, lost or unreachable, each with the reason for a person."""
 
     def next(self) -> LeasedOrder | None:
-        """Lease the lowest order that is neither done nor leased; None when there is none."""
+        """Lease the lowest order that is neither done nor leased; None when there is none.
+
+        An order that cannot be read is passed over. Raises TransientError when the store answers
+        nothing.
+        """
         with self._lock:
             if self._unchecked_below is None:
                 self._floor = self._unchecked_below = self._reported_floor()
-            number = self._floor
-            while number < self._floor + LOOK_AHEAD_MAX:
+            number, num_open = self._floor, 0
+            while num_open < LOOK_AHEAD_MAX:
                 if self._is_candidate(number):
                     try:
                         leased = self._try_lease(number)
-                    except NotFoundError as error:
-                        if not self._is_lost(number):
-                            break  # orders have no gaps: this one is not written yet
+                    except NotFoundError:
+                        break  # orders have no gaps: this one is not written yet
+                    except TransientError as error:
                         self._skip(number, error)
                         leased = None
                     if leased is not None:
                         return leased
+                num_open += number not in self._done
                 number += 1
-            self._check_report(self._unchecked_below)
+            self._recheck_done()
             return None
 
     def _is_lost(self, number: int) -> bool:
@@ -125,7 +147,7 @@ class OrderLeasing:
         """Record that this worker no longer has the order."""
         with self._lock:
             self._leased.discard(leased.order.number)
-            self._recheck_later(leased.order.number)
+            self._recheck_later(leased.order.number, self._recheck_interval_s)
 
     def give_back(self, leased: LeasedOrder) -> None:
         """Release the lease, so that other workers may take the order at once."""
@@ -141,35 +163,46 @@ class OrderLeasing:
         )
 
     def _try_lease(self, number: int) -> LeasedOrder | None:
-        """Lease one order; None when it is done, leased elsewhere or unreadable."""
+        """Lease one order; None when it is done, leased elsewhere, damaged or lost.
+
+        Raises NotFoundError when it is not written yet.
+        """
         if shards.exists(self._run, number):
             self._mark_done(number)
             return None
         try:
             order = orders.read(self._run, number)
             lease = leases.take(self._run, number, self._worker, self._region, self._watch)
-        except CorruptError as error:
+        except (CorruptError, NotFoundError) as error:
+            if isinstance(error, NotFoundError) and not self._is_lost(number):
+                raise
             self._skip(number, error)
             return None
+        self._skipped.pop(number, None)
         if lease is None:
-            self._recheck_later(number)
+            self._recheck_later(number, self._recheck_interval_s)
             return None
         self._leased.add(number)
-        self._skipped.pop(number, None)
         return LeasedOrder(order, lease)
 
     def _skip(self, number: int, error: AstraFlowError) -> None:
-        """Pass over an order that is damaged or lost; forever, when the dataflow has closed it."""
+        """Pass over an order that is damaged, lost or unreachable; forever, when the dataflow has
+        closed it. Raises TransientError when the store answers nothing.
+        """
         if is_quarantined(self._run, layout.order(number)):
             self._mark_done(number)
             return
         if number not in self._skipped:
             log.warning("order %d is skipped: %s", number, error)
-        self._skipped[number] = f"{layout.order(number)} cannot be leased: {error}"
-        self._recheck_later(number)
+        interval_s, advice = self._recheck_interval_s, ""
+        if isinstance(error, TransientError):
+            interval_s = UNREACHABLE_INTERVAL_S
+            advice = "; if this object alone fails, put a good copy of it back, or delete it"
+        self._skipped[number] = f"{layout.order(number)} cannot be leased: {error}{advice}"
+        self._recheck_later(number, interval_s)
 
-    def _recheck_later(self, number: int) -> None:
-        self._recheck_at_s[number] = self._clock() + self._recheck_interval_s
+    def _recheck_later(self, number: int, interval_s: float) -> None:
+        self._recheck_at_s[number] = self._clock() + interval_s
 
     def _mark_done(self, number: int) -> None:
         self._watch.forget(number)
@@ -183,25 +216,51 @@ class OrderLeasing:
     def _reported_floor(self) -> int:
         """Return the order below which the dataflow reports all orders as ingested.
 
-        The report is a hint that shortens the first search. One beyond the newest order counts as
-        0, since it would hide all orders.
+        The report is a hint that saves requests. One beyond the newest order counts as 0, since it
+        would hide all orders; so does one that cannot be read.
         """
-        floor = max(
-            (
-                beat.progress.closed_below
-                for beat in heartbeats.readable(self._run)
-                if isinstance(beat.progress, DataflowProgress)
-            ),
-            default=0,
-        )
-        return floor if floor and self._run.exists(layout.order(floor - 1)) else 0
+        try:
+            beat = heartbeats.parse(self._run.get(_DATAFLOW), _DATAFLOW)
+            assert isinstance(beat.progress, DataflowProgress)  # its key has the kind
+            floor = beat.progress.closed_below
+            return floor if floor and self._run.exists(layout.order(floor - 1)) else 0
+        except (NotFoundError, *UNREADABLE):
+            return 0
+        except TransientError:
+            runs.check_answers(self._run)
+            return 0
 
-    def _check_report(self, unchecked_below: int) -> None:
-        """Check one order below the reported floor, and lower the floor if it has no shard.
+    def _recheck_done(self) -> None:
+        """Check one order that counts as done, and open it if it has no shard.
 
-        Called while there is nothing to lease, so that a wrong report hides no order for ever.
+        Called while there is nothing to lease. A wrong report hides no order for ever, nor does a
+        shard that was lost before a batch listed it: after a restart, the dataflow waits for it.
         """
-        if unchecked_below > 0:
-            self._unchecked_below = unchecked_below - 1
-            if not shards.exists(self._run, unchecked_below - 1):
-                self._floor = unchecked_below - 1
+        with suppress(TransientError):  # others answered in this search, and it is only a recheck
+            if not self._to_recheck:
+                self._to_recheck = self._next_rechecks()
+                return
+            number = self._to_recheck.pop()
+            if not (
+                shards.exists(self._run, number) or is_quarantined(self._run, layout.order(number))
+            ):
+                self._reopen(number)
+
+    def _next_rechecks(self) -> list[int]:
+        """Return the orders to check next, the first one last: downwards, those that are done but
+        that the dataflow does not report as ingested, then one that is done by a report alone.
+        """
+        reported = self._reported_floor()
+        unchecked = range(self._unchecked_below or 0)[-1:]
+        self._unchecked_below = max((self._unchecked_below or 0) - 1, 0)
+        done = (number for number in sorted(self._done) if number >= reported)
+        return [*unchecked, *range(reported, self._floor), *done]
+
+    def _reopen(self, number: int) -> None:
+        """Undo `_mark_done`; the orders above remain done."""
+        log.warning("order %d counted as done and has no shard: it is leased again", number)
+        if number < self._floor:
+            self._done.update(range(number + 1, self._floor))
+            self._floor = number
+        else:
+            self._done.discard(number)

@@ -57,6 +57,14 @@ def has_model(store: ObjectStore, build_digest: str) -> bool:
     return store.exists(layout.manifest(layout.model_prefix(build_digest)))
 
 
+def discard_model(store: ObjectStore, build_digest: str) -> None:
+    """Delete the manifest of a damaged model, so that the model can be saved again.
+
+    Its data files remain: they have the write id of their writer, and another run may read them.
+    """
+    store.delete(layout.manifest(layout.model_prefix(build_digest)))
+
+
 def load_model(
     store: ObjectStore, build_digest: str
 ) -> tuple[dict[str, HostTensor], dict[str, bytes]]:

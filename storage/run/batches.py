@@ -10,6 +10,7 @@ The header has the fields of the batch as a whole. `decode` validates everything
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -90,6 +91,19 @@ def read(run: ObjectStore, policy: str, step: int) -> Batch:
 def exists(run: ObjectStore, policy: str, step: int) -> bool:
     """Return whether the step has a batch."""
     return run.exists(layout.batch(policy, step))
+
+
+def steps(run: ObjectStore, policy: str) -> list[int]:
+    """List the steps that have a batch, ascending."""
+    return layout.numbers(run.list(f"{layout.BATCHES}/{policy}/"), partial(layout.batch, policy))
+
+
+def is_lost(run: ObjectStore, policy: str, step: int) -> bool:
+    """Return whether a step has no batch, although the next step has one.
+
+    A batch that is made meanwhile is not lost.
+    """
+    return exists(run, policy, step + 1) and not exists(run, policy, step)
 
 
 def next_step(run: ObjectStore, policy: str, start: int = 1) -> int:

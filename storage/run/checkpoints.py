@@ -6,14 +6,14 @@ repeated work, never correctness: an older checkpoint leads through the same bat
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 from storage import layout
-from storage.errors import UNREADABLE, CorruptError, NotFoundError
+from storage.errors import UNREADABLE, CorruptError, NotFoundError, TransientError
 from storage.formats import tensor_set
 from storage.formats.json_objects import unseal
 from storage.formats.tensor_set import MANIFEST, Contents
@@ -81,24 +81,36 @@ class Checkpoint(NamedTuple):
     step: int
     tensors: dict[str, HostTensor]
     state: CheckpointState
+    damaged: frozenset[int] = frozenset()
+    """Later steps, whose checkpoints are damaged."""
 
 
 def newest(run: ObjectStore, policy: str) -> Checkpoint | None:
     """Read the newest complete and undamaged checkpoint; None without any.
 
-    Raises CorruptError when there are checkpoints and all of them are damaged.
+    Raises:
+        CorruptError: there are checkpoints, and all of them are damaged.
+        TransientError: one was deleted meanwhile, by a trainer that saved newer ones.
     """
     first_error: CorruptError | None = None
+    damaged: set[int] = set()
     for step in reversed(steps(run, policy)):
         try:
-            return Checkpoint(step, *load(run, policy, step))
-        except CorruptError as error:
+            return Checkpoint(step, *load(run, policy, step), frozenset(damaged))
+        except (CorruptError, NotFoundError) as error:
+            manifest = layout.manifest(layout.checkpoint(policy, step))
+            if isinstance(error, NotFoundError) or not run.exists(manifest):
+                raise TransientError(
+                    f"the checkpoint of step {step} of {policy} was deleted while it was read: "
+                    "another trainer has saved newer ones"
+                ) from error
             log.warning(
                 "the checkpoint of step %d of %s is damaged, an older one is tried: %s",
                 step,
                 policy,
                 error,
             )
+            damaged.add(step)
             first_error = first_error or error
     if first_error:
         raise CorruptError(
@@ -130,13 +142,24 @@ def read_manifest(run: ObjectStore, policy: str, step: int) -> CheckpointManifes
     return manifest
 
 
-def prune(run: ObjectStore, policy: str, keep: int) -> None:
+def delete(run: ObjectStore, policy: str, step: int) -> None:
+    """Delete the checkpoint of a step, the manifest first."""
+    _delete_keys(run, run.list(layout.checkpoint(policy, step)))
+
+
+def prune(run: ObjectStore, policy: str, keep: int, damaged: Collection[int] = ()) -> None:
     """Delete all checkpoints that are older than the newest `keep` complete ones.
+
+    Steps that are known to be `damaged` are not counted: nothing else reads the files again.
 
     Files that killed writers left in older folders are deleted too. Manifests are deleted first.
     Nothing is deleted while fewer than `keep` checkpoints are complete.
     """
-    complete = (step for step in reversed(steps(run, policy)) if _is_complete(run, policy, step))
+    complete = (
+        step
+        for step in reversed(steps(run, policy))
+        if step not in damaged and _is_complete(run, policy, step)
+    )
     kept = list(islice(complete, keep))
     if len(kept) < keep:
         return
@@ -147,8 +170,11 @@ def prune(run: ObjectStore, policy: str, keep: int) -> None:
         for step in layout.numbers(set(folder_of.values()), folder_of_step)
         if step < kept[-1]
     }
-    old_keys = [key for key, folder in folder_of.items() if folder in old_folders]
-    for key in sorted(old_keys, key=lambda key: not key.endswith(f"/{MANIFEST}")):
+    _delete_keys(run, [key for key, folder in folder_of.items() if folder in old_folders])
+
+
+def _delete_keys(run: ObjectStore, keys: Iterable[str]) -> None:
+    for key in sorted(keys, key=lambda key: not key.endswith(f"/{MANIFEST}")):
         run.delete(key)
 
 

@@ -58,6 +58,8 @@ class LedgerAudit:
         self._trained: set[SequenceKey] = set()
         self._ingested: set[int] = set()
         """Orders whose shards a batch ingested."""
+        self._unknown: set[int] = set()
+        """Those whose shard is in quarantine: which sequences they have, the batches alone say."""
         self._counts = dict.fromkeys(("trained", "replayed", "filtered", "expired"), 0)
 
     def audit(self, steps: Sequence[int], due: int, progress: Progress) -> LedgerCounts:
@@ -119,12 +121,9 @@ class LedgerAudit:
             if order in self._ingested:
                 self._findings.add(Invariant.LEDGER, key, f"takes in shard {order} a second time")
                 continue
-            shard_key = layout.shard(order)
-            if (
-                order not in self._shards.readable
-                and order not in self._shards.closed_orders
-                and shard_key not in self._shards.quarantined
-            ):
+            if layout.shard(order) in self._shards.quarantined:
+                self._unknown.add(order)
+            elif order not in self._shards.readable and order not in self._shards.closed_orders:
                 self._findings.add(
                     Invariant.LEDGER,
                     key,
@@ -172,7 +171,7 @@ class LedgerAudit:
                 key,
                 f"{_name(sequence)} is {fate}, but {self._settled[sequence]} had settled it",
             )
-        else:
+        elif sequence.order not in self._unknown:
             self._findings.add(
                 Invariant.LEDGER,
                 key,
@@ -217,6 +216,8 @@ class LedgerAudit:
                 Invariant.LEDGER, key, f"{_name(sequence)} has vanished: no fate, and not waiting"
             )
         for sequence in sorted(listed - self._waiting):
+            if sequence.order in self._unknown and sequence not in self._settled:
+                continue
             self._findings.add(
                 Invariant.LEDGER,
                 key,

@@ -12,11 +12,10 @@ run. The caller passes the terms that the run's recipe sets.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from storage import layout, plain_names
 from storage.errors import UNREADABLE
-from storage.run import quarantine, runs
+from storage.run import batches, quarantine, runs
 from storage.store.object_store import ObjectStore
 from storage.verify.ledger import LedgerAudit, LedgerCounts
 from storage.verify.named_versions import check_named_versions, read_named_versions
@@ -74,12 +73,7 @@ def verify(
     # written before them, so a run that goes on has no violations.
     due = terms.steps if _is_completed(run, findings) else -1
     policies = [policy for policy in sorted(terms.batch_sizes) if _is_name(policy, findings)]
-    steps = {
-        policy: layout.numbers(
-            run.list(f"{layout.BATCHES}/{policy}/"), partial(layout.batch, policy)
-        )
-        for policy in policies
-    }
+    steps = {policy: batches.steps(run, policy) for policy in policies}
     named = read_named_versions(run, findings)
     quarantined = quarantine.read_quarantine(run)
     shards = ShardAudit(run, quarantined, findings)

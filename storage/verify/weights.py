@@ -110,7 +110,9 @@ class WeightsAudit:
             )
         if batch is not None and not self._run.exists(layout.batch(manifest.policy, batch)):
             self._findings.add(
-                Invariant.LINEAGE, key, f"was made of batch {batch}, which does not exist"
+                Invariant.CONTIGUOUS,
+                layout.batch(manifest.policy, batch),
+                f"batch {batch} is missing, version {manifest.version} was made of it",
             )
 
     def _read_all_ways(

@@ -8,19 +8,23 @@ custom ──▶ tensors and files of a class by import path     ┘
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage.errors import ConfigError, ConflictError, CorruptError
+from storage import layout
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats.model_config import MODEL_CONFIG, check_sizes
 from storage.formats.safetensors import is_finite, weights_digest
 from storage.plain_names import quoted
 from storage.records.weights import HostTensor
-from storage.run.base_models import has_model, load_model, save_model
+from storage.run.base_models import discard_model, has_model, load_model, save_model
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
 from tasks.base_models.config import ModelConfig, ModelFiles, TinyBase
 from tasks.base_models.folders import Progress
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +98,35 @@ def build_digest(base: TinyBase) -> str:
 
 
 def ensure_tiny(store: ObjectStore, base: TinyBase, progress: Progress) -> ModelFiles:
-    """Load the tiny model from the store, after building it there if it is missing."""
-    digest = build_digest(base)
-    if not has_model(store, digest):
-        from tasks.base_models.tiny import build, model_files
+    """Load the tiny model from the store, after building it there if it is missing or damaged.
 
-        tensors, losses = build(base, progress)
-        metrics = {f"loss after {phase}": loss for phase, loss in losses.items()}
-        save_model(store, digest, tensors, model_files(base), metrics)
-    return load_model(store, digest)
+    Several runs may do this at once. Each loads the stored model after its build, and replaces it
+    only while that is damaged; the last of them wins.
+    """
+    digest = build_digest(base)
+    if has_model(store, digest):
+        try:
+            return load_model(store, digest)
+        except (CorruptError, NotFoundError) as error:  # not found: another run replaces it
+            log.warning("the stored base model is damaged, and is built again: %s", error)
+    from tasks.base_models.tiny import build, model_files
+
+    tensors, losses = build(base, progress)
+    files = model_files(base)
+    metrics = {f"loss after {phase}": loss for phase, loss in losses.items()}
+    for replaces in (False, True):
+        if replaces:
+            discard_model(store, digest)
+        save_model(store, digest, tensors, files, metrics)
+        try:
+            return load_model(store, digest)
+        except (CorruptError, NotFoundError) as error:
+            fault = error
+    log.warning(
+        "the base model that was just built cannot be read back, and is used from memory; "
+        "delete %s/%s: %s",
+        store.url,
+        layout.model_prefix(digest),
+        fault,
+    )
+    return tensors, files

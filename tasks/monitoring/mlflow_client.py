@@ -9,6 +9,7 @@ what is logged, and when.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class Board:
         """Find the MLflow runs with the tags of `run_id`, and create those that are missing.
 
         Raises:
-            MlflowError: MLflow did not answer.
+            MlflowError: MLflow did not answer, or the experiment is deleted there.
         """
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -120,11 +121,12 @@ class Board:
 
     def register(self, policy: str, version: int, model: Path) -> str:
         """Log the folder `model` as an artifact and register it as a version of the model
-        `{experiment}-{policy}`; returns that version's number. A repeated call changes nothing.
+        `{experiment}-{policy}`, with `-` for `/` and `:`, which MLflow allows in the names of
+        experiments only. Returns that version's number. A repeated call changes nothing.
         """
         from mlflow.exceptions import MlflowException
 
-        name, mlflow_id = f"{self.experiment}-{policy}", self._ids[policy]
+        name, mlflow_id = re.sub("[/:]", "-", f"{self.experiment}-{policy}"), self._ids[policy]
         with _translated():
             try:
                 self._client.create_registered_model(
@@ -173,6 +175,12 @@ class Board:
                     raise
                 # Another run's tracker was first.
                 return self._experiment_id()
+        if existing.lifecycle_stage == "deleted":
+            raise MlflowError(
+                f"the experiment {self.experiment!r} is deleted in MLflow; restore it (`mlflow "
+                f"experiments restore --experiment-id {existing.experiment_id}`), or set "
+                "tracking.experiment to another name"
+            )
         return str(existing.experiment_id)
 
     def _find(self, run_id: str) -> dict[str, str]:

@@ -112,17 +112,13 @@ class Tracker:
         """
         try:
             board = self._attached()
-            deadline_s = time.monotonic() + CATCH_UP_S
-            while self.sync() and self._behind():
-                if time.monotonic() > deadline_s:
-                    log.warning(
-                        "MLflow is too slow: the end of run %s is in its store only", self._run_id
-                    )
-                    break
-            self._send_report(board)
-            if self._config.tracking.register_models and status == "completed":
-                self._register(board)
-            board.end(STATUS.get(status, "FAILED"))
+            try:
+                self._catch_up()
+                self._send_report(board)
+                if self._config.tracking.register_models and status == "completed":
+                    self._register_all(board)
+            finally:
+                board.end(STATUS.get(status, "FAILED"))
             return board.link
         except AstraFlowError as error:
             log.warning(
@@ -186,6 +182,15 @@ class Tracker:
         for _ in waiting:
             self._throughput.popleft()
 
+    def _catch_up(self) -> None:
+        deadline_s = time.monotonic() + CATCH_UP_S
+        while self.sync() and self._behind():
+            if time.monotonic() > deadline_s:
+                log.warning(
+                    "MLflow is too slow: the end of run %s is in its store only", self._run_id
+                )
+                break
+
     def _behind(self) -> bool:
         """Whether the store holds a step that was not logged."""
         return any(manifests.exists(self._run, policy, step) for policy, step in self._next.items())
@@ -197,20 +202,31 @@ class Tracker:
             return
         board.log_text(PARENT, report.decode(errors="replace"), layout.REPORT)
 
-    def _register(self, board: Board) -> None:
+    def _register_all(self, board: Board) -> None:
         for policy in self._config.policies:
-            version = manifests.latest(self._run, policy, max(self._next[policy] - 1, 0))
-            if version is None:
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                export_model(self._run, policy, version, Path(folder))
-                number = board.register(policy, version, Path(folder))
-            log.info(
-                "%s version %d is registered as version %s of its model in MLflow",
-                policy,
-                version,
-                number,
-            )
+            try:
+                self._register(board, policy)
+            except (AstraFlowError, OSError) as error:
+                log.warning(
+                    "MLflow has no model of %s from run %s, `astraflow export` writes it: %s",
+                    policy,
+                    self._run_id,
+                    error,
+                )
+
+    def _register(self, board: Board, policy: str) -> None:
+        version = manifests.latest(self._run, policy, max(self._next[policy] - 1, 0))
+        if version is None:
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            export_model(self._run, policy, version, Path(folder))
+            number = board.register(policy, version, Path(folder))
+        log.info(
+            "%s version %d is registered as version %s of its model in MLflow",
+            policy,
+            version,
+            number,
+        )
 
 
 def _evaluation_points(evaluation: Evaluation) -> list[Point]:

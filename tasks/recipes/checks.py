@@ -32,6 +32,10 @@ NAME_MAX = 60
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _DEVICE = re.compile(r"(?!meta)[a-z]+(:\d{1,4})?")
 PROMPT_SUFFIXES = (".jsonl", ".parquet")
+EXPERIMENT_MAX = 195
+"""Characters of an experiment's name: MLflow stores up to 256 of a model's, which is the
+experiment's, a hyphen and the policy's.
+"""
 BEATS_PER_LEASE_MIN = 2
 """Heartbeats per lease: a worker that misses one must not lose its leases."""
 
@@ -73,6 +77,13 @@ def _names(config: RunConfig) -> Iterator[Problem]:
                 ("evaluation", "dataset"),
                 f"{dataset!r} cannot be shown as the name of a set; use printable characters",
             )
+    experiment = config.tracking.experiment
+    if not experiment.strip() or not experiment.isprintable() or len(experiment) > EXPERIMENT_MAX:
+        yield Problem(
+            ("tracking", "experiment"),
+            f"MLflow's experiments have names of 1 to {EXPERIMENT_MAX} printable characters; write "
+            "such a name",
+        )
     if not _RUN_NAME.fullmatch(config.name):
         yield Problem(
             ("name",),

@@ -24,9 +24,9 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 class _Loader(yaml.SafeLoader):
     """Loader of safe YAML with the plain values of YAML 1.2, and keys as they are written.
 
-    `5e-5` is a number, which YAML 1.1 reads as text; `010`, `1:30`, `no` and `2024-01-01` are text,
-    which YAML 1.1 reads as 8, 90, false and a date. A key is always text: the name of a region or a
-    policy may be `no` or `1`.
+    `5e-5` is a number, which YAML 1.1 reads as text; `010`, `1:30`, `no`, `2024-01-01` and `=` are
+    text, which YAML 1.1 reads as 8, 90, false, a date and a default value. A key is always text:
+    the name of a region or a policy may be `no` or `1`.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -38,7 +38,7 @@ _Loader.yaml_implicit_resolvers = {
     first: [
         (tag, pattern)
         for tag, pattern in resolvers
-        if tag.rpartition(":")[2] not in ("float", "int", "bool", "timestamp")
+        if tag.rpartition(":")[2] not in ("float", "int", "bool", "timestamp", "value")
     ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
@@ -107,7 +107,8 @@ def read(text: str, name: str) -> Document:
                     "multiply them?"
                 )
             lines[path] = line
-        return Document(loader.construct_document(node), lines, node.start_mark.line + 1)
+        value = _unshared(loader.construct_document(node))
+        return Document(value, lines, node.start_mark.line + 1)
     except yaml.MarkedYAMLError as error:
         mark = error.context_mark or error.problem_mark  # the context is the start of the construct
         raise ConfigError(
@@ -131,6 +132,15 @@ def read(text: str, name: str) -> Document:
 def write(value: Any) -> str:
     """Write a value as YAML text that `read` reads back unchanged."""
     return str(yaml.dump(value, Dumper=_Dumper, allow_unicode=True, sort_keys=False))
+
+
+def _unshared(value: Any) -> Any:
+    """Copy a value so that no section is in two places, as YAML's aliases have it: a change in one
+    place must not change the other.
+    """
+    if isinstance(value, dict):
+        return {key: _unshared(item) for key, item in value.items()}
+    return [_unshared(item) for item in value] if isinstance(value, list) else value
 
 
 def _walk(node: yaml.Node, path: KeyPath, name: str) -> Iterator[tuple[KeyPath, int]]:

@@ -15,6 +15,8 @@ REFUSED = (401, 403)
 """HTTP status codes of a server that refuses the client's credentials."""
 SERVER_ERROR = 500
 """The lowest HTTP status code of a server that fails."""
+UNUSABLE = (ValueError, OSError, RuntimeError)
+"""Errors of Prefect when it reads its settings; RuntimeError: the user has no home folder."""
 TRY_LATER = (408, 429)
 """HTTP status codes of a server that is busy."""
 
@@ -68,7 +70,7 @@ def import_prefect() -> None:
     try:
         import prefect.client.orchestration
         import prefect.settings  # noqa: F401  # the import is the purpose
-    except (ValueError, OSError) as error:
+    except UNUSABLE as error:
         raise _unusable_settings(error) from None
 
 
@@ -83,7 +85,7 @@ def client_of(api_url: str, limits: RequestLimits | None = None) -> Iterator[Any
         try:
             entered.enter_context(temporary_settings(settings_for(api_url, limits)))
             client = entered.enter_context(get_client(sync_client=True))
-        except (ValueError, OSError) as error:
+        except UNUSABLE as error:
             raise _unusable_settings(error) from None
         yield client
 
@@ -128,6 +130,6 @@ def _unusable_settings(error: Exception) -> ConfigError:
     else:
         reason = f"{type(error).__name__}: {error}"
     return ConfigError(
-        f"Prefect cannot use its settings ({reason}); correct the PREFECT_… variables, "
+        f"Prefect cannot use its settings ({reason}); correct HOME, the PREFECT_… variables, "
         "prefect.toml, .env, profiles.toml, SSL_CERT_FILE or the variables of a proxy"
     )

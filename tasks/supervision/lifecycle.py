@@ -9,7 +9,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,11 +218,28 @@ async def _close(
         tracked = prefect_tasks.finish_tracking(tracker, stop.state, return_state=True)
         link = await tracked.aresult(raise_on_failure=False)
         if isinstance(link, str):
-            await acreate_link_artifact(
-                link=link, key="mlflow", description="MLflow: metrics, models, report"
-            )
+            with _logged("the link to MLflow"):
+                await acreate_link_artifact(
+                    link=link, key="mlflow", description="MLflow: metrics, models, report"
+                )
     result = await verdict.aresult(raise_on_failure=False)
-    markdown = prefect_tasks.summary(run_id, stop, result if isinstance(result, Verdict) else None)
-    await acreate_markdown_artifact(
-        key="run-summary", markdown=markdown, description=f"Run {run_id}"
-    )
+    await _publish_summary(run_id, stop, result if isinstance(result, Verdict) else None)
+
+
+async def _publish_summary(run_id: str, stop: Stop, verdict: Verdict | None) -> None:
+    """Write the summary to Prefect's artifacts; an error is logged."""
+    with _logged("the summary"):
+        await acreate_markdown_artifact(
+            key="run-summary",
+            markdown=prefect_tasks.summary(run_id, stop, verdict),
+            description=f"Run {run_id}",
+        )
+
+
+@contextlib.contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Log any error of Prefect's client or the store: no artifact is worth a run."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s is not among Prefect's artifacts; the run is not affected", what)

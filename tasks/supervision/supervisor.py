@@ -270,10 +270,14 @@ class Supervisor:
         return None
 
     def _count_end(self, watch: MemberWatch, ended: Launched) -> None:
+        """Count the end of an attempt as a failure, unless it ended before this supervisor began:
+        it may have been cancelled with the run, which is resumed now.
+        """
         watch.counted = ended.attempt
-        lived_s = watch.beat_at - watch.launched_at
-        lived = lived_s > _LIVED_FACTOR * self.config.supervise.heartbeat_limit_s
-        watch.failures = 1 if lived else watch.failures + 1
+        if watch.seen_active:
+            lived_s = watch.beat_at - watch.launched_at
+            lived = lived_s > _LIVED_FACTOR * self.config.supervise.heartbeat_limit_s
+            watch.failures = 1 if lived else watch.failures + 1
         log.log(
             logging.WARNING if watch.seen_active else logging.INFO,
             "%s %s (%s): launching attempt %d",

@@ -6,6 +6,8 @@ import pytest
 
 from data_ops.config import PolicyData
 from data_ops.dataflow.service import Dataflow
+from rollout.service.order_leasing import OrderLeasing
+from storage import layout
 from storage.errors import TransientError
 from storage.store.object_store import ObjectStore
 from tests.support.runs.dataflow_world import DyingBackend, Killed, UnreachableBackend, World, world
@@ -155,4 +157,47 @@ def test_a_restart_after_every_round_keeps_all_guarantees(
         simulation.play(simulation.open_orders()[:1])
         simulation.train("verifier")
         simulation.train("solver")
+    simulation.check()
+
+
+def work(simulation: World, claims: OrderLeasing) -> int | None:
+    """Finish the next order that can be leased; return its number."""
+    leased = claims.next()
+    if leased is None:
+        return None
+    simulation.play([leased.order.number])
+    claims.done(leased)
+    return leased.order.number
+
+
+def test_a_shard_lost_between_its_ingestion_and_a_restart_is_rolled_out_again(
+    memory_store: ObjectStore,
+) -> None:
+    """The worker has passed the order, and the restarted dataflow waits for its shard."""
+    now_s = 0.0
+    simulation = world(memory_store, max_staleness=0, batches_ahead=0)
+    dataflow = simulation.dataflow()
+    claims = OrderLeasing(simulation.run, "worker", "region", 30.0, lambda: now_s)
+    lost: int | None = None
+    finished: list[int] = []
+    for _ in range(100):
+        now_s += 5.0
+        dataflow.round()
+        if (number := work(simulation, claims)) is not None:
+            finished.append(number)
+        dataflow.round()
+        made = [batch for policy in simulation.policies for batch in simulation.batches(policy)]
+        listed = {number for batch in made for number in batch.shards}
+        only_ingested = set(finished) - listed - dataflow._outstanding
+        if lost is None and only_ingested:
+            lost = min(only_ingested)
+            simulation.run.delete(layout.shard(lost))
+            dataflow = simulation.dataflow()
+        for policy in simulation.policies:
+            simulation.train(policy)
+        if dataflow.done:
+            break
+    assert dataflow.done
+    assert lost is not None
+    assert finished.count(lost) == 2
     simulation.check()

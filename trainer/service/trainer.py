@@ -80,6 +80,8 @@ class _Trainer:
         self._published = 0
         """Newest version at the start of this trainer; up to it, weights are compared only."""
         self._checkpointed = 0
+        self._damaged: set[int] = set()
+        """Steps whose checkpoints were damaged when this trainer resumed."""
         self._tokens_trained = 0.0
         self._diverged = False
         self._wait_s = 0.0
@@ -175,6 +177,7 @@ class _Trainer:
                 "version 0"
             ) from error
         self._tokens_trained = checkpoint.state.tokens_trained
+        self._damaged.update(checkpoint.damaged)
         self._step = self._checkpointed = checkpoint.step
 
     def _next_batch(self) -> Batch | None:
@@ -182,18 +185,36 @@ class _Trainer:
         step = self._step + 1
         start_s = time.monotonic()
         batch: Batch | None = None
+        lost = ""
         with self._heartbeat.span("wait"):
             while (
                 batch := self._lifetime.retry("reading a batch", lambda: self._read_batch(step))
             ) is None:
-                self._heartbeat.update(state=ServiceState.WAITING, wait_reason=WaitReason.BATCH)
+                lost = self._lifetime.retry("looking for a batch", lambda: self._lost_batch(step))
+                self._heartbeat.update(
+                    state=ServiceState.WAITING,
+                    wait_reason=WaitReason.DAMAGED_OBJECT if lost else WaitReason.BATCH,
+                    note=lost or None,
+                )
                 # The batch may depend on the version whose publication failed.
                 self._publication.check()
                 if self._lifetime.wait(self._config.poll_interval_s):
                     break
         self._wait_s = time.monotonic() - start_s
-        self._heartbeat.update(state=ServiceState.WORKING)
+        self._heartbeat.update(state=ServiceState.WORKING, note="" if lost else None)
         return batch
+
+    def _lost_batch(self, step: int) -> str:
+        """Return the fault of a batch that was made and does not exist; empty when it was not made
+        yet.
+        """
+        if step <= self._published and not batches.exists(self._run, self._policy, step):
+            why = f"version {step} was made of it"
+        elif batches.is_lost(self._run, self._policy, step):
+            why = f"batch {step + 1} exists"
+        else:
+            return ""
+        return f"{layout.batch(self._policy, step)} is lost, {why}: put a good copy back"
 
     def _read_batch(self, step: int) -> Batch | None:
         try:
@@ -269,6 +290,13 @@ class _Trainer:
         with self._heartbeat.span("checkpoint"):
             tensors, engine_state = self._engine.save()
             state = CheckpointState(engine_state, self._tokens_trained)
+            if step in self._damaged:
+                log.warning("%s: the damaged checkpoint of step %d is replaced", self._policy, step)
+                self._lifetime.retry(
+                    "deleting a damaged checkpoint",
+                    lambda: checkpoints.delete(self._run, self._policy, step),
+                )
+                self._damaged.remove(step)
             try:
                 self._lifetime.retry(
                     f"saving the checkpoint of step {step}",
@@ -279,7 +307,8 @@ class _Trainer:
             self._checkpointed = step
             keep = self._config.checkpoints_keep
             self._lifetime.retry(
-                "pruning checkpoints", lambda: checkpoints.prune(self._run, self._policy, keep)
+                "pruning checkpoints",
+                lambda: checkpoints.prune(self._run, self._policy, keep, self._damaged),
             )
 
     def _beat(

@@ -88,6 +88,7 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     matrices = matrix(answer), matrix(gold)
     if matrices[0] is not None and matrices[1] is not None and depth:
         return _equal_matrices(matrices[0], matrices[1], algebra, depth - 1)
+    answer, gold = _as_tuple(matrices[0], answer, gold), _as_tuple(matrices[1], gold, answer)
     golds = collection(gold)
     answers = collection(answer, len(golds.items) if golds is not None else 1)
     if golds is not None and answers is not None:
@@ -109,6 +110,13 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     ):
         return True
     return equal_scalars(without_brackets(answer), without_brackets(gold), algebra)
+
+
+def _as_tuple(rows: Sequence[Sequence[str]] | None, text: str, other: str) -> str:
+    """Write a column as `(1,2)` if the other text is in round brackets."""
+    if rows is None or other[:1] != "(" or {len(row) for row in rows} != {1}:
+        return text
+    return f"({', '.join(chain.from_iterable(rows))})"
 
 
 def _equal_choices(
@@ -179,7 +187,9 @@ def _equal_collections(
         # `y=2, x=1` is the point (1,2): coordinates in alphabetical order
         answer = replace(answer, items=tuple(sorted(answer.items)))
     order = _order(answer, gold)
-    if order == "unordered" and gold.names and not answer.names:
+    if order == "unordered" and (
+        (gold.names and not answer.names) or (_units_differ(gold) and not _units_differ(answer))
+    ):
         order = "ordered"
     if order == "unordered":
         items, gold_items = answer.items, gold.items
@@ -191,6 +201,13 @@ def _equal_collections(
     return conjunction(
         _equal_items(a, g, algebra, depth) for a, g in zip(answer.items, gold.items, strict=True)
     )
+
+
+def _units_differ(numbers: Collection) -> bool:
+    """Return whether each item has a unit of its own, as in `5 boys, 7 girls`."""
+    readings = [number_of(item) for item in numbers.items]
+    units = {reading.measure for reading in readings if reading is not None and reading.measure}
+    return len(units) == len(readings)
 
 
 def _equal_matrices(

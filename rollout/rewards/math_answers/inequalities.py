@@ -29,6 +29,9 @@ AND: Final = re.compile(
     r" ?,? ?\\text ?\{ ?,? ?and ?\} ?|,? and (?=\S)|\\(?:land|wedge)(?![a-zA-Z])"
 )
 OR: Final = re.compile(r" ?,? ?\\text ?\{ ?,? ?or ?\} ?|,? or (?=\S)|\\(?:lor|vee)(?![a-zA-Z])")
+MODULUS: Final = re.compile(
+    r"\|(?P<unknown>[^|]{1,20})\| ?(?P<sign><|>|\\le|\\ge)(?P<bound>[^|,]+)"
+)
 BUILDER: Final = re.compile(
     r"\\\{ ?[a-zA-Z](?: ?\\in ?\\mathbb ?(?:\{R\}|R))? "
     r"?(?:\\mid(?![a-zA-Z])|\\vert(?![a-zA-Z])|[:|])"
@@ -66,6 +69,7 @@ def solution_set(text: str) -> tuple[str, str] | None:
     """
     if (builder := BUILDER.match(text)) and text.endswith("\\}"):
         text = text[builder.end() : -len("\\}")].strip()
+    text = _without_modulus(text)
     if not any(sign in text for sign in (*RELATIONS, "\\in")):
         return None
     ranges: list[Range] = []
@@ -77,6 +81,20 @@ def solution_set(text: str) -> tuple[str, str] | None:
     if len({each.unknown for each in ranges}) != 1:
         return None
     return ranges[0].unknown, "\\cup".join(str(each) for each in ranges)
+
+
+def _without_modulus(text: str) -> str:
+    """Write `|x|<1` as `-1<x<1`, and `|x|>1` as two inequalities; other texts are unchanged."""
+    match = MODULUS.fullmatch(text)
+    if match is None or not UNKNOWN.fullmatch(match["unknown"].strip()):
+        return text
+    unknown, sign, bound = match["unknown"].strip(), match["sign"], match["bound"].strip()
+    if (order := _order(bound, "0")) is None or order <= 0:
+        return text
+    if sign in ("<", "\\le"):
+        return f"-{bound}{sign} {unknown}{sign} {bound}"
+    less = "<" if sign == ">" else "\\le"
+    return f"{unknown}{less} -{bound} or {unknown}{sign} {bound}"
 
 
 def _both(conditions: Sequence[str]) -> list[Range] | None:

@@ -132,10 +132,10 @@ def _same_based(answer: Reading, gold: Reading) -> bool:
     """Return whether two numerals are equal, of which at least one has a base.
 
     For a gold in base 3, the answer must have the same digits, in base 3 or without a base. For a
-    gold without a base, the values are compared.
+    gold without a base, only base 10 is right: `1010_2` for 10 may be copied from the question.
     """
     if gold.base is None or answer.base is not None:
-        return answer.value == gold.value and (gold.base is None or answer.base == gold.base)
+        return answer.value == gold.value and answer.base == (gold.base or 10)
     if not answer.plain or answer.value.denominator != 1:
         return False
     return _positional(str(abs(answer.value.numerator)), gold.base) == abs(gold.value) and (

@@ -35,6 +35,14 @@ COMPUTABLE: Final = re.compile(r"\d|\\pi(?![a-zA-Z])|(?<![a-zA-Z\\])[ei](?![a-zA
 """A part of every expression that has a value: a digit, or one of the constants π, e and i."""
 UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-]+[\w.(\\{]|\*|\\times|\\cdot|\\div")
 """A sum, difference or product in a text without spaces."""
+ROOTS: Final = re.compile(r"\\sqrt(?:\[\w\])?(?:\w|\{[^{}]{0,100}\})(?=\\sqrt|\\frac|\()")
+"""A root before another factor, in a text without spaces: `\\sqrt2\\sqrt8`."""
+BOUND: Final = re.compile(r"\\(?:sum|prod|lim|liminf|limsup|i{1,3}nt|oint)(?![a-zA-Z])")
+"""An operator with an index or a variable of its own."""
+SUM: Final = re.compile(r"[\w)}\]!] ?[-+]")
+INDEXED: Final = re.compile(r"_ ?(?:\w|\{[^{}]{0,40}\})")
+DIGIT_WITH_INDEX: Final = re.compile(r"(?<![\^_])(?<![\^_]\{)(?<!\d)\d{1,100} ?_|\) ?_")
+"""`5_2`, which is no numeral in base 2; `x^2_1` is the square of a variable."""
 STEPS: Final = re.compile(r"(?!\d{1,12}/\d{1,12}$)\d{1,12}(?:[-/]\d{1,12})+")
 """Whole numbers with dashes or several slashes: a date, a telephone number, or a calculation."""
 APART: Final = re.compile(r"(?<![_\d])\d+ \d")
@@ -51,7 +59,13 @@ ANGLE: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 ANGLE_DEGREES: Final = re.compile(
     r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?\^ ?(?:\{\\circ ?\}|\\circ(?![a-zA-Z]))"
 )
-ANGLE_NAME: Final = re.compile(r"\\angle(?![a-zA-Z]) ?([A-Z]{1,3})")
+ANGLE_NAME: Final = re.compile(r"\\(?:angle|triangle)(?![a-zA-Z]) ?([A-Z]{1,3})")
+NABLA: Final = re.compile(r"\\nabla(?![a-zA-Z])(?: ?(\\times|\\cdot)(?![a-zA-Z]))?")
+"""The gradient, the divergence or the curl."""
+INVERSE_FUNCTION: Final = re.compile(r"([fgh]) ?\^ ?\{ ?-1 ?\} ?\(")
+FUNCTION: Final = re.compile(r"([fgh]) ?\(")
+BAR: Final = r"(?:\||\\vert(?![a-zA-Z]))"
+MODULUS: Final = re.compile(rf"{BAR}((?:(?!\\vert)[^|]){{1,100}}){BAR}")
 TRANSPOSED: Final = re.compile(
     r"[A-Z]\}? ?\^ ?(?:T|\\top|\\text ?\{ ?T ?\}|\{ ?(?:\\top|\\text ?\{ ?T ?\}) ?\})"
 )
@@ -88,6 +102,8 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
     gold_name, gold_value = _named(gold)
     number = number_of(gold_value)
     if number is not None:
+        if not number.value and any(map(_is_equation_to_solve, sides(answer))):
+            return False
         if (
             gold_name
             and gold_name != answer_name
@@ -106,6 +122,12 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
     elif len(sides(answer)) == 1 and _is_relation(gold):
         return False
     return _by_algebra(algebra, answer, gold)
+
+
+def _is_equation_to_solve(side: str) -> bool:
+    """Return whether a side of `… = 0` is a sum with a variable, as in a copied `x^2-5x+6=0`."""
+    is_sum = SUM.search(INDEXED.sub("", side)) is not None
+    return is_sum and bool(_variables(side)) and not BOUND.search(side)
 
 
 def _equal_chain(answer: str, gold: str, algebra: Algebra) -> bool | None:
@@ -145,8 +167,10 @@ def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
     pair = _for_algebra(answer), _for_algebra(gold)
     if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in pair):
         return False  # the algebra system ignores primes, and a double exponent is invalid TeX
-    if _is_order_lost(answer, gold):
+    if _is_meaning_lost(answer, gold):
         return without_spaces(answer) == without_spaces(gold)
+    if any(DIGIT_WITH_INDEX.search(text) for text in pair):
+        return False
     if ("{,}" in pair[0]) != ("{,}" in pair[1]):
         return False  # it may be a decimal comma or separate items
     if ratio(measure_behind(answer), measure_behind(gold)) != 1:
@@ -157,21 +181,35 @@ def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
     return algebra(*pair)
 
 
-def _is_order_lost(answer: str, gold: str) -> bool:
+def _is_meaning_lost(answer: str, gold: str) -> bool:
     """Return whether one of two different texts has an operator that algebra drops or commutes.
 
     `A^T` (a transpose), `A\\times B` (a cross product), `AB^{-1}` (matrices); `\\angle ABC` is read
-    as a product.
+    as a product, `f^{-1}(x)` as a reciprocal, `\\nabla\\cdot F` as `\\nabla\\times F`, and z as a
+    real number.
     """
     angles = ANGLE_NAME.findall(answer), ANGLE_NAME.findall(gold)
     if angles[0] and angles[1] and angles[0] != angles[1]:
         return True
+    if set(NABLA.findall(answer)) != set(NABLA.findall(gold)):
+        return True
+    if _has_modulus_of_z(answer) != _has_modulus_of_z(gold):
+        return True
+    for one, other in ((answer, gold), (gold, answer)):
+        inverse = set(INVERSE_FUNCTION.findall(one)) - set(INVERSE_FUNCTION.findall(other))
+        if inverse & set(FUNCTION.findall(other)):
+            return True
     return any(
         TRANSPOSED.search(text)
         or CROSS_PRODUCT.search(text)
         or (INVERSE.search(text) and len(set(CAPITAL.findall(COMMAND.sub("", text)))) > 1)
         for text in (answer, gold)
     )
+
+
+def _has_modulus_of_z(text: str) -> bool:
+    """Return whether a text has an absolute value of z, which is complex by custom."""
+    return any("z" in COMMAND.sub("", inside) for inside in MODULUS.findall(text))
 
 
 def _equals_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
@@ -205,7 +243,8 @@ def _agrees(part: str, chain_text: str, result: Reading, algebra: Algebra) -> bo
     """
     reading = read_number(without_brackets(part))
     if reading is not None:
-        value = replace(reading, plain=False, evaluated=True)
+        base = None if result.base is None else reading.base
+        value = replace(reading, plain=False, evaluated=True, base=base)
         return same_number(value, replace(result, plain=False)) or rounds(result, reading.value)
     if NAME.fullmatch(part) or _variables(part) or not COMPUTABLE.search(part):
         return True
@@ -267,7 +306,10 @@ def _unread_equals_number(
         return False
     if VARIABLE.search(bare) or APART.search(answer) or ELLIPSIS.search(answer):
         return False
-    if gold.plain and UNFINISHED.search(without_spaces(answer)):
+    if BOUND.search(answer):
+        return False
+    bare_answer = without_spaces(answer)
+    if gold.plain and (UNFINISHED.search(bare_answer) or ROOTS.search(bare_answer)):
         return False
     return _by_algebra(algebra, answer, gold_text)
 

@@ -78,11 +78,11 @@ DROPPED: Final = re.compile(
 )
 """Sizes of delimiters (`\\left.` is an invisible delimiter) and of letters, and colours."""
 RENAMED: Final = re.compile(
-    r"\\(dfrac|tfrac|cfrac|nicefrac|lt|gt|colon|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|varnothing|ldots|cdots|pounds|"
+    r"\\(dfrac|tfrac|cfrac|nicefrac|sfrac|backslash|smallsetminus|lvert|rvert|lt|gt|colon|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|varnothing|ldots|cdots|pounds|"
     r"mathrm|mathit|mathbf|mathsf|textrm|textit|textbf|textsf|textnormal|mbox|boldsymbol|bold|bm|rm|bf|it)(?![a-zA-Z])\s{0,8}"
 )
 NEW_NAMES: Final = {
-    **dict.fromkeys(("dfrac", "tfrac", "cfrac", "nicefrac"), "\\frac "),
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac", "nicefrac", "sfrac"), "\\frac "),
     "lbrace": "\\{",
     "rbrace": "\\}",
     "lbrack": "[",
@@ -95,6 +95,8 @@ NEW_NAMES: Final = {
     "lt": "<",
     "gt": ">",
     "colon": ":",
+    **dict.fromkeys(("lvert", "rvert"), "|"),
+    **dict.fromkeys(("backslash", "smallsetminus"), "\\setminus "),
     "varnothing": "\\emptyset ",
     **dict.fromkeys(("ldots", "cdots"), "\\dots "),
     "pounds": "£",
@@ -109,14 +111,59 @@ CONSTANT: Final = re.compile(r"\\mathrm\s{0,8}\{\s{0,8}([ei])\s{0,8}\}")
 """Euler's number and the imaginary unit, set upright."""
 REPEATED: Final = re.compile(r"(?<=[.\d])\\(?:bar|dot|overline)\s{0,8}(?:\{(\d{1,30})\}|(\d))")
 PLAIN: Final = re.compile(
-    r"\*\*(?P<power>)|\+/-(?P<signs>)|\\not ?=(?P<unequal>)|(?<=[)\]}]) ?U ?(?=[(\[\\])(?P<union>)"
-    r"|(?<![a-zA-Z\\{])(?:np\.|math\.)?(?P<name>pi|sqrt|arcsin|arccos|arctan|sin|cos|tan|exp|log)(?=[({]|(?<=pi)(?![a-zA-Z.]))"
+    r"\*\*(?P<power>)|\+/-(?P<signs>)|\\not ?=(?P<unequal>)"
+    r"|(?<=\s)!=(?P<differs>)|<=(?![>])(?P<most>)|>=(?P<least>)"
+    r"|(?<=[)\]}]) ?U ?(?=[(\[\\])(?P<union>)"
+    r"|(?<![a-zA-Z\\{])(?:np\.|math\.)?"
+    r"(?P<name>pi|sqrt|arcsin|arccos|arctan|sin|cos|tan|exp|log|ln)"
+    r"(?=[({]|(?<=pi)(?![a-zA-Z.])|(?<=ln) [\w\\])"
 )
-"""Notations without TeX: `x**2`, `+/-`, `(0,1) U (2,3)`, `2pi`, `sqrt(2)`, `np.arcsin(10/13)`."""
-TYPESET: Final = {"power": "^", "signs": "\\pm ", "unequal": "\\ne ", "union": "\\cup "}
+"""Notations without TeX: `x**2`, `+/-`, `x >= 2`, `(0,1) U (2,3)`, `2pi`, `sqrt(2)`, `ln 2`,
+`np.arcsin(10/13)`. `5!=120` has a factorial; `!=` needs a space before it.
+"""
+TYPESET: Final = {
+    "power": "^",
+    "signs": "\\pm ",
+    **dict.fromkeys(("unequal", "differs"), "\\ne "),
+    "most": "\\le ",
+    "least": "\\ge ",
+    "union": "\\cup ",
+}
 ROOT_SIGN: Final = re.compile(r"√ ?([0-9]+(?:\.[0-9]+)?)?")
 """The root sign, and the whole numeral after it: `√12` is `\\sqrt{12}`."""
 ROOT: Final = re.compile(r"\\sqrt ?\(([^(){}]{1,100})\)")
+INDEXED_ROOT: Final = re.compile(r"\\sqrt ?\[ ?(\w) ?\] ?(\d(?!\d)|[a-zA-Z])")
+"""`\\sqrt[3]2`, which is `\\sqrt[3]{2}`."""
+ODD_ROOT: Final = re.compile(r"\\sqrt ?\[ ?([3579]) ?\] ?\{ ?- ?(\d{1,100}) ?\}")
+"""A real root of a negative number, which an algebra system takes for a complex one."""
+MIXED: Final = re.compile(r"(?<=\d)(?<![_^]\d)\{(\\frac\{\d{1,30}\}\{\d{1,30}\})\}")
+"""The fraction of `1{\\frac34}`."""
+LIMIT_INDEX: Final = re.compile(r"_ ?(?:\{ ?)?\\(max|min)(?![a-zA-Z])(?: ?\})?")
+"""The index of `x_{\\max}`, which is `x_{max}`."""
+PREAMBLE: Final = re.compile(
+    r"\A(?:\\text ?\{ ?(?:the )?(?:final )?answer is ?:? ?\}"
+    r"|(?:the )?(?:final )?answer is(?: ?: ?| ))",
+    re.IGNORECASE,
+)
+CURRENCY: Final = re.compile(
+    r"\A(?:\\text ?\{ ?(?:USD|EUR|GBP|INR|Rs) ?\.? ?\}|(?:USD|EUR|GBP|INR|Rs) ?\.?) ?(?=\d)"
+)
+"""The name of a currency before a number, which is dropped like its sign."""
+SET_MINUS: Final = re.compile(r"(?<=\\mathbb)( ?\{ ?R ?\}| R) ?- ?(?=\\\{)")
+"""`\\mathbb{R}-\\{2\\}`."""
+FACTOR: Final = r"\\text ?\{ ?[a-zA-Z]{1,20} ?\}(?: ?\^ ?(?:\d|\{ ?-?\d ?\}))?"
+FACTORS: Final = rf"{FACTOR}(?:(?: ?\\cdot)? ?{FACTOR}){{0,4}}"
+UNIT_FRACTION: Final = re.compile(
+    rf"(?<=[\d}}])\\frac ?\{{ ?({FACTORS}) ?\}} ?\{{ ?({FACTORS}) ?\}}\Z"
+)
+"""The unit of `9.8\\frac{\\text{m}}{\\text{s}^2}`, which is `\\text{m}/\\text{s}^2`."""
+UNIT_PRODUCT: Final = re.compile(
+    r"\\text ?\{ ?([a-zA-Z]{1,20}(?:\^(?:\d|\{-?\d\}))?"
+    r"(?:(?: ?(?:\\cdot|/) ?| )[a-zA-Z]{1,20}(?:\^(?:\d|\{-?\d\}))?){0,4}) ?\}"
+)
+"""`\\text{m\\cdot s^{-1}}`: a product within one `\\text`."""
+UNIT_NAME: Final = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
+ANGSTROM: Final = re.compile(r"\\text ?\{ ?\\AA ?\}")
 INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
 """`E_{1}`, which is `E_1`."""
 FRENCH: Final = re.compile(r"([\[\]])([^][]{1,200})([\[\]])")
@@ -162,12 +209,32 @@ def tidy(text: str) -> str:
     text = _unwrapped(
         LOOSE.sub("", WHITE.sub(" ", ROOT.sub(r"\\sqrt{\1}", PLAIN.sub(_typeset, text)))).strip()
     )
+    text = _respelled(text)
     text = INDEX.sub(r"\1\2", text).replace("\\{\\}", "\\emptyset")
-    if (interval := FRENCH.fullmatch(text)) and "," in interval[2]:
-        return (
-            f"{'[' if interval[1] == '[' else '('}{interval[2]}{']' if interval[3] == ']' else ')'}"
-        )
-    return text
+    return "\\cup".join(map(_french, text.split("\\cup")))
+
+
+def _respelled(text: str) -> str:
+    """Replace rare spellings of roots, mixed numbers, indices, currencies and units."""
+    text = CURRENCY.sub("", PREAMBLE.sub("", text))
+    text = INDEXED_ROOT.sub(r"\\sqrt[\1]{\2}", MIXED.sub(r"\1", text))
+    text = LIMIT_INDEX.sub(r"_{\1}", ODD_ROOT.sub(r"{-\\sqrt[\1]{\2}}", text))
+    text = SET_MINUS.sub(r"\1\\setminus", ANGSTROM.sub(r"\\AA ", text))
+    return UNIT_FRACTION.sub(r"\1/\2", UNIT_PRODUCT.sub(_factors, text))
+
+
+def _factors(match: re.Match[str]) -> str:
+    """Set each unit of a product as a text of its own."""
+    if "\\cdot" not in match[1] and "{" not in match[1]:
+        return match[0]
+    return UNIT_NAME.sub(lambda name: f"\\text{{{name[0]}}}", match[1]).strip()
+
+
+def _french(text: str) -> str:
+    """Return `]0,1]` as `(0,1]`; other texts are unchanged."""
+    if not (interval := FRENCH.fullmatch(text.strip())) or "," not in interval[2]:
+        return text
+    return f"{'[' if interval[1] == '[' else '('}{interval[2]}{']' if interval[3] == ']' else ')'}"
 
 
 def _between_digits(match: re.Match[str]) -> str:

@@ -22,13 +22,22 @@ OPENING: Final = frozenset(("(", "[", "{", "\\{"))
 CLOSING: Final = frozenset((")", "]", "}", "\\}"))
 CLOSED_BY: Final = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",)}
 
-CONJUNCTION: Final = re.compile(r" ?,? ?\\text ?\{ ?,? ?(?:and|or) ?\} ?|,? (?:and|or) (?=\S)")
+CONJUNCTION: Final = re.compile(
+    r" ?,? ?\\text ?\{ ?,? ?(?:and|or) ?\} ?|,? (?:and|or) (?=\S)"
+    r"| ?\\(?:lor|vee)(?= ?[a-zA-Z] ?=)"
+)
 GROUPING: Final = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 """A number whose commas group its digits."""
-ASSIGNED: Final = re.compile(
-    r"([a-zA-Z]|\\(?!text|frac|sqrt)[a-zA-Z]{2,10})(?:_(?:\w|\{\w{1,8}\}))? ?="
+LETTER: Final = re.compile(r"[a-zA-Z]")
+ROOT_INDEX: Final = re.compile(r"^(x|z|\\lambda)_(?:\w|\{\w{1,8}\})$")
+"""A root of an equation: `x_1`, `\\lambda_2`."""
+SYSTEM: Final = re.compile(r"\\begin\{cases\}([^&,<>]{1,500})\\end\{cases\}")
+"""Lines without conditions: `\\begin{cases}x=1\\\\y=2\\end{cases}`."""
+UNKNOWN_IS: Final = re.compile(r"\\?[a-zA-Z]{1,10}(?:_(?:\w|\{\w{1,8}\}))? ?=(?!.*\\text)")
+ALIGNED: Final = re.compile(
+    r"\\begin\{(aligned|align\*?|split|gathered)\}((?:(?!\\\\|\\begin).)*)\\end\{\1\}"
 )
-"""The beginning of `x_1 = 5`."""
+"""A single line in an environment for several."""
 COORDINATES: Final = re.compile(r"\(([a-zA-Z](?: ?, ?[a-zA-Z]){1,5})\) ?= ?(?=\()")
 
 
@@ -63,10 +72,14 @@ class Collection:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The unknowns of `x=1, y=2`; empty unless each item assigns to a different unknown."""
-        matches = [ASSIGNED.match(item) for item in self.items]
-        names = tuple(match[1] for match in matches if match is not None)
-        return names if len(set(names)) == len(self.items) else ()
+        """The names of `x=1, y=2` or `AB=5, f(1)=7`; empty unless each item has a name of its own.
+
+        `x_1=1, x_2=2` has none: these are the two roots, in any order.
+        """
+        parts = [split(item, ("=",)) for item in self.items]
+        named = (part[0].replace(" ", "") for part in parts if len(part) > 1)
+        names = [ROOT_INDEX.sub(r"\1", name) for name in named if LETTER.search(name)]
+        return tuple(names) if len(set(names)) == len(self.items) else ()
 
 
 def collection(text: str, num_expected: int = 0) -> Collection | None:
@@ -99,10 +112,16 @@ def is_set(text: str) -> bool:
 
 
 def assignments(text: str) -> str | None:
-    """Rewrite `(x,y)=(1,2)` as `x=1, y=2`; other texts are unchanged.
+    """Rewrite `(x,y)=(1,2)` and systems of equations as `x=1, y=2`; other texts are unchanged.
 
     None where the numbers of names and of values differ.
     """
+    if system := SYSTEM.fullmatch(text):
+        lines = [line.strip() for line in system[1].split("\\\\") if line.strip()]
+        is_assigned = all(line.count("=") == 1 and UNKNOWN_IS.match(line) for line in lines)
+        return ", ".join(lines) if is_assigned else text
+    if line := ALIGNED.fullmatch(text):
+        return line[2].replace("&", "").strip()
     named = COORDINATES.match(text)
     enclosed = _enclosed(text[named.end() :]) if named else None
     if named is None or enclosed is None:

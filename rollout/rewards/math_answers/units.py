@@ -58,7 +58,8 @@ NO_UNITS_TEXT: Final = (
     "is are either both none undefined unknown i e x y z "
     "double doubled triple tripled quadrupled twice thrice inverse reciprocal negative raised add "
     "added subtract subtracted exceeding remainder below under above versus vs through till until "
-    "except mille score gross binary octal hexadecimal bn mn"
+    "except mille score gross binary octal hexadecimal bn mn kilo mega mil mils grand permille "
+    "permil ppm ppb ppt repeating repeated recurring periodic"
 )
 DIGITS_TEXT: Final = "zero one two three four five six seven eight nine ten eleven twelve"
 TEENS_TEXT: Final = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -85,6 +86,8 @@ NEUTRAL: Final = frozenset(NEUTRAL_TEXT.split())
 NOUNS_MAX: Final = 1
 """Maximum words of a unit that are neither neutral nor in a table: `5 apples per day`."""
 MICRO: Final = "\\mu"
+OHM: Final = [Token("command", "\\Omega", spaced=False)]
+"""After `\\text{k}`, which is no thousand there."""
 
 WHOLE: Final = re.compile(r"of (?:an|a|the) ", re.IGNORECASE)
 """The words between a fraction and its whole: `3/4 of an hour` is 3/4, `3/4 of 12` is not."""
@@ -121,7 +124,9 @@ def written(unit: Sequence[Token]) -> str:
             spelled += token.text.strip()
         else:
             is_apart = previous is not None and {previous.kind, token.kind} <= {"text", "word"}
-            spelled += " " * (token.spaced or is_apart) + token.text.replace(MICRO, "u")
+            spelled += " " * (token.spaced or is_apart) + token.text.replace(MICRO, "u").replace(
+                "\\cdot", " "
+            )
         previous = token
     return " ".join(spelled.split())
 
@@ -145,6 +150,8 @@ def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
     words: list[str] = []
     for index, token in enumerate(unit):
         if token.kind == "text":
+            if token.text.strip() == "k" and unit[index + 1 :][:1] == OHM:
+                continue
             inner = _words(token.text)
             if inner is None:
                 return None
@@ -194,9 +201,10 @@ def _is_unit_word(word: str, attached: bool) -> bool:
 def _words(text: str) -> list[str] | None:
     """Split the contents of a `\\text{…}` into words; None if it has more than words.
 
-    Even a single letter is a unit there.
+    Even a single letter is a unit there, except `k`, which is a thousand.
     """
     for mark in "/.-~^()€£¥₹₩":
         text = text.replace(mark, " ")
     words = [word.rstrip("23") for word in text.split()]
-    return words if all(word == "" or word.isalpha() for word in words) else None
+    are_words = all(word == "" or (word.isalpha() and word != "k") for word in words)
+    return words if are_words else None

@@ -16,6 +16,10 @@ WORD_MIN: Final = 4
 SHORT_WORDS: Final = frozenset(("yes", "no", "odd", "all", "any", "one", "two", "six", "ten"))
 CAPITALS: Final = re.compile(r"[A-Z]{3,}")
 
+ROMAN: Final = re.compile(r"[IVX]{1,5}(?:(?: ?, ?and |, ?| and )[IVX]{1,5}){0,9}")
+"""Roman numerals: `IV`; `I and II`."""
+ROMANS: Final = re.compile(r"[IVX]+")
+
 CHOICE: Final = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer) )?\(?([A-Za-z])\)?")
 LABELLED: Final = re.compile(
     r"(?:\\text ?\{ ?\(([A-E])\)[.:]? ?\} ?|\\text ?\{ ?\(([A-E])\) ?(?=[^{} ][^{}]*\}$)"
@@ -34,12 +38,15 @@ CLOCK: Final = re.compile(
 def same_words(answer: str, gold: str) -> bool | None:
     """Return whether two texts in words are equal; None if one of them may be mathematics.
 
-    `abc` and `cba` may be the same product. Four and more letters are a word: `stop` is not `pots`.
+    `abc` and `cba` may be the same product. Four and more letters are a word: `stop` is not `pots`,
+    and `IV` is not `VI`.
     """
     is_text = "\\text" in answer or "\\text" in gold
     answer, gold = (" ".join(TEXT.sub(r"\1", text).split()).strip(" .") for text in (answer, gold))
     if is_text and answer and without_spaces(answer) == without_spaces(gold):
         return True
+    if ROMAN.fullmatch(answer) and ROMAN.fullmatch(gold):
+        return set(ROMANS.findall(answer)) == set(ROMANS.findall(gold))
     choices = CHOICE.fullmatch(answer), CHOICE.fullmatch(gold)
     if choices[0] and choices[1]:
         letter, gold_letter = choices[0][1], choices[1][1]

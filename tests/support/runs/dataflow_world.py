@@ -199,11 +199,21 @@ class UnreachableBackend:
 
     backend: Backend
     key: str = ""
+    hides: bool = False
+    """Whether existence checks of that key raise, too."""
 
     def read(self, key: str) -> bytes:
+        self._check(key)
+        return self.backend.read(key)
+
+    def exists(self, key: str) -> bool:
+        if self.hides:
+            self._check(key)
+        return self.backend.exists(key)
+
+    def _check(self, key: str) -> None:
         if self.key and self.key in key:
             raise TransientError(f"{key} is away")
-        return self.backend.read(key)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.backend, name)
@@ -212,10 +222,16 @@ class UnreachableBackend:
 class OutageBackend:
     """A backend whose every call raises TransientError while `down` is set."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, failures_max: int | None = None) -> None:
+        """The outage ends by itself after `failures_max` calls."""
         self.backend, self.down = backend, threading.Event()
+        self.failures_left = failures_max
 
     def __getattr__(self, name: str) -> Any:
         if self.down.is_set():
+            if self.failures_left is not None:
+                self.failures_left -= 1
+                if not self.failures_left:
+                    self.down.clear()
             raise TransientError("the store is away")
         return getattr(self.backend, name)

@@ -69,6 +69,24 @@ def test_a_shared_folder_that_no_stack_has_used_is_refused_and_not_changed(tmp_p
     assert sorted(path.name for path in shared.iterdir()) == ["logs", "share"]
 
 
+@pytest.mark.parametrize("name", ["store", "logs", "mlflow", "prefect"])
+def test_a_shared_folder_with_files_in_a_folder_of_the_stacks_names_is_not_changed(
+    name: str, tmp_path: Path
+) -> None:
+    shared = tmp_path / "the team's"
+    (shared / name).mkdir(parents=True)
+    (shared / name / "cron.log").touch(mode=0o664)
+    for folder in (shared, shared / name):
+        folder.chmod(0o2775)
+    with pytest.raises(ConfigError) as raised:
+        Home(shared).create()
+    assert f"has other files in it ('{name}/cron.log'), and other users have" in str(raised.value)
+    quoted = str(shared).replace("'", "'\"'\"'")
+    assert str(raised.value).endswith(f"or run `chmod 700 '{quoted}'`")
+    assert {_mode(folder) for folder in (shared, shared / name)} == {0o2775}
+    assert [path.name for path in shared.iterdir()] == [name]
+
+
 @pytest.mark.parametrize("name", ["store", "lost+found", ".DS_Store"])
 def test_a_folder_with_only_a_store_or_files_of_the_system_becomes_a_home(
     name: str, tmp_path: Path

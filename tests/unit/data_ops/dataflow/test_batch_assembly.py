@@ -14,6 +14,8 @@ from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow import batch_assembly as assembly_module
 from data_ops.dataflow.batch_assembly import BatchAssembly
 from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard
+from storage import layout
+from storage.errors import CorruptError
 from storage.records.batches import BatchRow, SequenceKey
 from storage.run import batches
 from storage.store.object_store import ObjectStore
@@ -132,6 +134,17 @@ def test_only_the_needed_number_of_batches_is_read_for_replays(
     assert LastTrained.found == [[key(4), key(5)]]
 
 
+def test_a_lost_batch_is_named_when_its_rows_are_replayed(
+    trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained.delete(layout.batch(POLICY, 2))
+    with pytest.raises(
+        CorruptError, match=r"^batches/solver/00000002\.arrow is lost, and data\.sample replays it"
+    ):
+        next_batch(trained, 99, monkeypatch)
+    assert not batches.exists(trained, POLICY, 4)
+
+
 def test_the_first_batch_has_no_replays(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,10 +202,9 @@ def test_metrics_of_a_batch_cover_the_shards_since_the_previous_batch(
     memory_store: ObjectStore,
 ) -> None:
     assembly = assembly_of(memory_store, size=1)
-    for version in range(2):
-        publisher.publish(memory_store, POLICY, version, tensors(version))
-    assembly.poll_version()
     for order, reward in enumerate((1.0, 0.25)):
+        publisher.publish(memory_store, POLICY, order, tensors(order))
+        assembly.poll_version()
         ingest(assembly, order, row(key(order), version=1), rewards=np.array([reward]))
         assert assembly.make_batches() == 1
     means = [

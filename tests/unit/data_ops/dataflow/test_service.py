@@ -18,7 +18,7 @@ from storage import layout
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.batches import SequenceKey
-from storage.records.control import Stop
+from storage.records.control import Stop, WaitReason
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import FailureKind, Order, Prompt, Shard
 from storage.run import batches, orders, runs, shards
@@ -29,6 +29,7 @@ from tests.support.runs.builders import episode, group, row, sequence, shard, te
 from tests.support.runs.dataflow_world import (
     POLICIES,
     OutageBackend,
+    UnreachableBackend,
     World,
     world,
     write_invalid_shard,
@@ -37,6 +38,10 @@ from tests.support.runs.lifetimes import ScriptedLifetime, lifetime_of, progress
 from tests.support.stores.strange_objects import STRANGE, take_place
 
 ONE = {"solver": PolicyData(batch_size=4, steps=3), "verifier": PolicyData(batch_size=4, steps=3)}
+SIX_STEPS = {
+    "solver": PolicyData(batch_size=6, steps=6),
+    "verifier": PolicyData(batch_size=6, steps=6),
+}
 
 
 def rounds(dataflow: Dataflow, count: int = 3) -> None:
@@ -216,6 +221,7 @@ def test_a_waiting_row_of_a_damaged_or_lost_shard_is_filtered_after_a_restart(
     reasons = [entry.reason for batch in simulation.batches("solver") for entry in batch.ledger]
     assert UNREADABLE_SHARD in reasons
     assert set(read_quarantine(simulation.run)) == {layout.shard(order) for order in lost}
+    simulation.check()
 
 
 def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(
@@ -293,6 +299,84 @@ def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: Obje
     simulation.run.put(layout.batch("verifier", 4), b"torn")
     with pytest.raises(CorruptError, match=r"batches/verifier/00000004\.arrow is unreadable"):
         simulation.dataflow()
+
+
+def train_to(simulation: World, dataflow: Dataflow, version: int) -> None:
+    """Train the solver to a version whose batch is its newest. Workers are one version behind in
+    every second turn, so that a batch which is made again has other rows.
+    """
+    turn = 0
+    while simulation.version("solver") < version:
+        turn += 1
+        dataflow.round()
+        simulation.play(simulation.open_orders()[::-1][:1], behind=turn % 2)
+        for policy in simulation.policies:
+            simulation.train(policy)
+    assert batches.steps(simulation.run, "solver")[-1] == version
+
+
+def test_a_restart_without_the_batch_of_the_newest_version_names_it_and_makes_no_other(
+    memory_store: ObjectStore,
+) -> None:
+    simulation = world(memory_store, SIX_STEPS, max_staleness=3, batches_ahead=0)
+    train_to(simulation, simulation.dataflow(), version=5)
+    key = layout.batch("solver", 5)
+    body = simulation.run.get(key)
+    simulation.run.delete(key)
+    with pytest.raises(
+        CorruptError,
+        match=r"^batches/solver/00000005\.arrow is lost, and the run cannot go on without its ledger: "
+        r"version 5 was made of it; put a good copy of the object back$",
+    ):
+        simulation.dataflow()
+    assert batches.steps(simulation.run, "solver") == [1, 2, 3, 4]
+    simulation.run.create(key, body)
+    simulation.finish(simulation.dataflow())
+    simulation.check()
+
+
+def test_a_restart_continues_from_the_batch_after_a_lost_one_and_names_the_lost_one(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulation = world(memory_store, SIX_STEPS, max_staleness=3, batches_ahead=0)
+    train_to(simulation, simulation.dataflow(), version=5)
+    bodies = {
+        key: simulation.run.get(key)
+        for key in (layout.batch("solver", 2), layout.batch("solver", 4))
+    }
+    for key in bodies:
+        simulation.run.delete(key)
+    dataflow = simulation.dataflow()
+    assert dataflow.progress().batches["solver"] == 5
+    assert caplog.messages == [
+        "batches/solver/00000002.arrow (and 1 more) is lost, batch 5 exists: put a good copy back, "
+        "`astraflow verify` lists what is missing"
+    ]
+    simulation.finish(dataflow)
+    assert batches.steps(simulation.run, "solver") == [1, 3, 5, 6]
+    for key, body in bodies.items():
+        simulation.run.create(key, body)
+    simulation.check()
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_version_of_an_unknown_batch_rebuilds_a_dataflow_which_names_a_lost_one(
+    memory_store: ObjectStore, is_lost: bool
+) -> None:
+    simulation = world(memory_store, SIX_STEPS, max_staleness=3, batches_ahead=0)
+    slower = simulation.dataflow()
+    train_to(simulation, simulation.dataflow(), version=1)
+    assert slower.progress().batches["solver"] == 0
+    if is_lost:
+        simulation.run.delete(layout.batch("solver", 1))
+        with pytest.raises(CorruptError, match=r"^batches/solver/00000001\.arrow is lost"):
+            slower.round()
+        assert batches.steps(simulation.run, "solver") == []
+    else:
+        slower.round()
+        assert slower.progress().batches["solver"] == 1
+        simulation.finish(slower)
+        simulation.check()
 
 
 def test_shards_closed_by_one_policy_are_ingested_again_for_the_other_only(
@@ -514,16 +598,14 @@ def test_an_unreachable_store_is_waited_for(
 ) -> None:
     simulation = world(memory_store)
     simulation.finish(simulation.dataflow())
-    flicker = OutageBackend(simulation.run.backend)
+    flicker = OutageBackend(simulation.run.backend, failures_max=50)
     flicker.down.set()
     stop = threading.Event()
     unreachable = replace(simulation.run, backend=flicker, patience_s=1e-6)
     with pytest.raises(TransientError):
         Dataflow(unreachable, simulation.config, simulation.policies, 5)
-    ends = threading.Timer(0.2, flicker.down.clear)
-    ends.start()
     heartbeat_writer = service(simulation, unreachable, stop)
-    ends.join()
+    assert not flicker.down.is_set()
     assert "the store is away" in caplog.text
     assert heartbeat_writer.last.note == ""
     assert progress_of(heartbeat_writer.last, DataflowProgress).batches["solver"] == 4
@@ -766,3 +848,128 @@ def test_the_newest_closed_order_can_be_lost(memory_store: ObjectStore) -> None:
     for number in range(last, orders.next_number(simulation.run)):
         simulation.run.delete(layout.order(number))
     assert simulation.dataflow().progress().orders > last
+
+
+ADVICE = (
+    "; put a good copy of the object back, or delete it: a deleted order is quarantined as lost, "
+    "and the order of a deleted shard is rolled out again"
+)
+
+
+def unreachable_run(run: ObjectStore, key: str, hides: bool = False) -> ObjectStore:
+    """The run with one key that never answers."""
+    return replace(run, backend=UnreachableBackend(run.backend, key, hides), patience_s=1e-6)
+
+
+@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize("max_staleness", [0, 3])
+def test_an_unreachable_shard_stops_no_other_order_and_is_reported(
+    memory_store: ObjectStore, max_staleness: int, hides: bool
+) -> None:
+    simulation = world(memory_store, max_staleness=max_staleness, filter=[])
+    dataflow = simulation.dataflow(unreachable_run(simulation.run, "shards/00000001.arrow", hides))
+    simulation.finish(dataflow)
+    simulation.check()
+    assert dataflow.unreachable == (
+        "the run goes on without order 1, since this fails while other objects can be read: "
+        f"runs/r/shards/00000001.arrow is away{ADVICE}"
+    )
+    assert read_quarantine(simulation.run) == {}
+    ingested = {number for batch in simulation.batches("solver") for number in batch.shards}
+    assert 1 not in ingested
+    assert {0, 2} <= ingested
+
+
+def test_an_unreachable_shard_is_ingested_when_it_answers_again(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store, max_staleness=3, filter=[])
+    run = unreachable_run(simulation.run, "shards/00000000.arrow")
+    dataflow = simulation.dataflow(run)
+    dataflow.round()
+    simulation.play([0])
+    rounds(dataflow)
+    assert (0 in dataflow._outstanding, "order 0" in dataflow.unreachable) == (True, True)
+    run.backend.key = ""  # type: ignore[attr-defined]  # it is an UnreachableBackend
+    simulation.finish(dataflow)
+    simulation.check()
+    assert dataflow.unreachable == ""
+    assert 0 in {key.order for key in simulation.trained("solver")}
+
+
+def test_an_unreachable_order_stops_no_other_and_is_quarantined_when_deleted(
+    memory_store: ObjectStore,
+) -> None:
+    simulation = world(memory_store, max_staleness=3, filter=[])
+    run = unreachable_run(simulation.run, "orders/00000000.json")
+    dataflow = simulation.dataflow(run)
+    dataflow.round()
+    rounds(dataflow, 2 * len(simulation.open_orders()))
+    assert dataflow.unreachable == (
+        "the run goes on without order 0, since this fails while other objects can be read: "
+        f"runs/r/orders/00000000.json is away{ADVICE}"
+    )
+    assert read_quarantine(simulation.run) == {}
+    simulation.run.delete(layout.order(0))
+    run.backend.key = ""  # type: ignore[attr-defined]  # it is an UnreachableBackend
+    rounds(dataflow, 2 * len(simulation.open_orders()))
+    assert list(read_quarantine(simulation.run)) == [layout.order(0)]
+    simulation.finish(dataflow)
+    simulation.check()
+    assert dataflow.unreachable == ""
+
+
+@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize("key", ["orders/00000000.json", "orders/00000001.json"])
+def test_a_dataflow_restarts_beside_an_unreachable_order(
+    memory_store: ObjectStore, key: str, hides: bool
+) -> None:
+    simulation = world(memory_store, max_staleness=3, filter=[])
+    simulation.dataflow().round()
+    assert orders.next_number(simulation.run) == 2
+    simulation.play([0, 1])
+    dataflow = simulation.dataflow(unreachable_run(simulation.run, key, hides))
+    assert dataflow.progress().orders == 2
+    simulation.finish(dataflow)
+    simulation.check()
+    assert {0, 1} <= {key.order for key in simulation.trained("solver")}
+
+
+def test_the_heartbeat_names_an_unreachable_shard_while_the_run_waits_for_it(
+    memory_store: ObjectStore,
+) -> None:
+    simulation = world(memory_store, max_staleness=3, filter=[])
+    simulation.dataflow().round()
+    simulation.play([0])
+    run = unreachable_run(simulation.run, "shards/00000000.arrow")
+    lifetime = ScriptedLifetime(run, "dataflow", lambda _: len(lifetime.waits_s) == 4)
+    serve(lifetime, simulation.config, simulation.policies, 5)
+    last = lifetime.heartbeat.last
+    assert last.wait_reason is WaitReason.DAMAGED_OBJECT
+    assert last.note.startswith("the run goes on without order 0, since this fails while other")
+
+
+def test_a_round_raises_an_error_when_nothing_answers_after_a_shard_failed(
+    memory_store: ObjectStore,
+) -> None:
+    simulation = world(memory_store, max_staleness=3)
+    run = unreachable_run(simulation.run, "", hides=True)
+    dataflow = simulation.dataflow(run)
+    dataflow.round()
+    run.backend.key = "runs/r/"  # type: ignore[attr-defined]  # it is an UnreachableBackend
+    with pytest.raises(TransientError, match=r"run\.json is away"):
+        dataflow.round()
+    assert dataflow.unreachable == ""
+
+
+def test_a_restart_names_an_unreachable_shard_with_waiting_rows_and_what_to_do(
+    memory_store: ObjectStore,
+) -> None:
+    simulation = world(memory_store, filter=[])
+    dataflow = simulation.dataflow()
+    while not any(batch.waiting for batch in simulation.batches("solver")[-1:]):
+        simulation.train("solver")
+        dataflow.round()
+        simulation.play(simulation.open_orders())
+    waiting = simulation.batches("solver")[-1].waiting[0].order
+    run = unreachable_run(simulation.run, layout.shard(waiting))
+    with pytest.raises(TransientError, match="put a good copy of it back, or delete it"):
+        simulation.dataflow(run)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_ops.prompts import FilePrompts, HubPrompts
+from data_ops.prompts import FilePrompts, HubPrompts, parquet
 from data_ops.prompts import path as files
 from data_ops.prompts.hub import read_hub
 from data_ops.prompts.path import read_jsonl, read_parquet
@@ -365,3 +365,129 @@ def test_a_line_of_unlimited_length_is_refused_before_the_rest_is_read(
         match=rf"b\.jsonl, line 2: has more than {len(good) + 1} bytes; write one JSON object a line",
     ):
         read_jsonl(source)
+
+
+def write_repeated(path: Path, question: str, num_rows: int) -> FilePrompts:
+    """Write a small file whose rows all have this question, which the file has once."""
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * num_rows, pa.int32()), [question])
+    table = pa.table({"question": text, "answer": ["2"] * num_rows})
+    pq.write_table(table, path, compression="zstd", dictionary_pagesize_limit=2**28)
+    assert path.stat().st_size < 10_000
+    return FilePrompts(path=str(path))
+
+
+def test_a_limit_reads_the_first_rows_of_a_small_file_with_a_terabyte_of_text(
+    tmp_path: Path,
+) -> None:
+    source = write_repeated(tmp_path / "a.parquet", "7" * (2**24 - 1), 65_536)
+    prompts = read_parquet(source.model_copy(update={"limit": 2}))
+    assert [prompt.id for prompt in prompts] == ["a/0", "a/1"]
+    assert {prompt.fields["question"] for prompt in prompts} == {"7" * (2**24 - 1)}
+
+
+def test_a_parquet_row_with_more_text_than_a_line_may_have_is_refused_by_number(
+    tmp_path: Path,
+) -> None:
+    source = write_repeated(tmp_path / "a.parquet", "7" * 2**24 + "7", 2)
+    with pytest.raises(ConfigError) as caught:
+        read_parquet(source)
+    assert str(caught.value).splitlines()[1] == (
+        "  row 1: 16,777,218 bytes of text and 2 values, more than the limits of 16,777,216 bytes "
+        "and 500,000 values"
+    )
+
+
+def test_rows_that_together_fill_the_memory_are_refused_with_a_limit_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_repeated(tmp_path / "a.parquet", "7" * 999, 10)
+    monkeypatch.setattr(parquet, "MEMORY_BYTES_MAX", 3 * (1000 + 512 + 2 * 64))
+    with pytest.raises(ConfigError, match=r"a\.parquet: more than 3 rows take .* at most 3, or "):
+        read_parquet(source)
+    assert len(read_parquet(source.model_copy(update={"limit": 3}))) == 3
+
+
+def test_rows_of_a_large_batch_are_converted_one_by_one_with_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {
+            "question": f"{n}?",
+            "answer": n,
+            "tags": ["a"] * n,
+            "more": {"x": None, "y": [{"z": "w"}]},
+        }
+        for n in range(5)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    source = FilePrompts(path=str(tmp_path / "a.parquet"))
+    at_once = read_parquet(source)
+    assert [prompt.fields for prompt in at_once] == [
+        {**row, "answer": str(row["answer"])} for row in rows
+    ]
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 2)
+    assert read_parquet(source) == at_once
+
+
+def test_text_and_values_of_a_row_are_counted_in_lists_and_structs_as_in_json() -> None:
+    rows = [
+        {"a": "é", "b": ["x", None, "yz"], "c": {"d": "xyz", "e": [[1], []]}},
+        {"a": None, "b": [], "c": {"d": None, "e": None}},
+        {"a": "é", "b": ["yz"] * 5, "c": {"d": "", "e": [[1, 2, 3]]}},
+    ]
+    array = pa.array(rows)
+    counts = [(8, 3 + 3 + 2 + 2 + 1), (0, 3 + 2), (12, 3 + 5 + 2 + 1 + 3)]
+    for start in range(3):
+        text, values = parquet._row_sizes(array.slice(start))
+        assert list(zip(text, values - 1, strict=True)) == counts[start:]
+    repeated = pa.array(
+        [["x", "yz"], None, ["yz"]], pa.list_(pa.dictionary(pa.int32(), pa.string()))
+    )
+    text, values = parquet._row_sizes(repeated)
+    assert (list(text), list(values)) == ([3, 0, 2], [3, 1, 2])
+
+
+def test_lists_with_more_values_than_json_may_have_are_refused_before_they_are_read(
+    tmp_path: Path,
+) -> None:
+    zeros = pa.ListArray.from_arrays(
+        pa.array([0, 500_000, 1_000_001]), pa.nulls(1_000_001, pa.int8())
+    )
+    table = pa.table({"question": ["q"] * 2, "answer": ["1"] * 2, "x": zeros})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="2 rows have 1,000,001 values in one column, more than"):
+        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet"), limit=1))
+    pq.write_table(table.slice(0, 1), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="row 1: 2 bytes of text and 500,003 values, more than"):
+        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+
+
+def test_a_parquet_file_with_a_repeated_column_is_refused(tmp_path: Path) -> None:
+    columns = [pa.array(["q"]), pa.array(["1"]), pa.array(["2"])]
+    table = pa.Table.from_arrays(columns, names=["question", "answer", "answer"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet has the column 'answer' twice; keep one"):
+        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+
+
+def test_rows_of_several_row_groups_are_numbered_through(tmp_path: Path) -> None:
+    table = pa.table({"question": [str(n) for n in range(5)], "answer": ["1"] * 5})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    prompts = read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+    assert [(prompt.id, prompt.fields["question"]) for prompt in prompts] == [
+        (f"a/{n}", str(n)) for n in range(5)
+    ]
+
+
+def test_a_file_that_does_not_fit_in_memory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(path: Path) -> None:
+        raise pa.ArrowMemoryError("malloc of size 16777280 failed")
+
+    source = write_repeated(tmp_path / "a.parquet", "7", 2)
+    monkeypatch.setattr(pq, "ParquetFile", too_large)
+    with pytest.raises(
+        ConfigError, match=r"a\.parquet: the rows after row 0 do not fit in the mem"
+    ):
+        read_parquet(source)

@@ -1,6 +1,10 @@
-import pytest
+import tracemalloc
 
-from data_ops.prompts import BuiltinPrompts, FilePrompts
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from data_ops.prompts import BuiltinPrompts, CustomPrompts, FilePrompts
 from data_ops.prompts.stream import PromptStream
 from storage.errors import ConfigError, CorruptError
 from storage.records.rollouts import Prompt
@@ -66,6 +70,52 @@ def test_a_limited_builtin_repeats_in_epochs() -> None:
     prompts, cursor = stream.take({}, 8)
     assert cursor == {"epoch": 1, "position": 4}
     assert sorted(ids(prompts[:4])) == sorted(ids(prompts[4:])) == sorted(ids(stream.all()))
+
+
+def test_the_first_prompts_of_a_large_source_take_the_memory_of_its_shuffled_numbers() -> None:
+    stream = PromptStream(lambda index: Prompt(f"p/{index}", {"index": index}), 1_000_000, 3)
+    tracemalloc.start()
+    prompts, cursor = stream.take({}, 3)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 9_000_000
+    assert cursor == {"epoch": 0, "position": 3}
+    expected = np.random.default_rng([3, 0]).permutation(1_000_000)[:3].tolist()
+    indices = [prompt.fields["index"] for prompt in prompts]
+    assert indices == expected
+    assert {type(index) for index in indices} == {int}
+
+
+def test_a_generated_source_has_a_limit_that_can_be_shuffled() -> None:
+    assert BuiltinPrompts(builtin="chained_addition", limit=10_000_000).limit == 10_000_000
+    with pytest.raises(ValidationError, match="less than or equal to 10000000"):
+        BuiltinPrompts(builtin="chained_addition", limit=10_000_001)
+
+
+class Numbers:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def size(self) -> int:
+        return self.count
+
+    def prompt(self, index: int) -> Prompt:
+        return Prompt(f"n/{index}", {})
+
+
+def test_a_custom_source_that_is_too_large_to_be_shuffled_is_refused_without_a_limit() -> None:
+    source = CustomPrompts(custom=f"{__name__}:Numbers", args={"count": 10_000_001})
+    with pytest.raises(ConfigError) as caught:
+        source.stream()
+    assert str(caught.value) == (
+        f"prompts.custom: size() of {__name__}:Numbers returned 10,000,001, more than 10,000,000; "
+        "set prompts.limit to at most that, or return None, for an endless source that is not "
+        "shuffled"
+    )
+    limited = source.model_copy(update={"limit": 2})
+    assert ids(limited.stream().all()) == ["n/0", "n/1"]
+    largest = source.model_copy(update={"args": {"count": 10_000_000}})
+    assert ids(largest.stream().all(1)) == ["n/0"]
 
 
 def test_the_whole_of_an_endless_source_requires_a_limit() -> None:

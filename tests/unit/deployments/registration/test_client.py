@@ -191,6 +191,26 @@ def test_settings_that_prefect_cannot_use_are_named_without_their_values(
     assert "secret" not in result.stdout
 
 
+def test_a_user_without_a_home_folder_is_reported(tmp_path: Path) -> None:
+    command = 'flow_runs.cancel_all("http://127.0.0.1:1/api", "x", True)'
+    no_user = "import pwd\ndef unknown(uid): raise KeyError(uid)\npwd.getpwuid = unknown\n"
+    inherited = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "HOME"))
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", no_user + _CALL.format(command=command)],
+        env={**inherited, "PYTHONPATH": str(PROJECT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout.startswith(
+        "Prefect cannot use its settings (RuntimeError: Could not determine home directory.); "
+        "correct HOME, the PREFECT_… variables"
+    ), result.stderr
+
+
 _CALL = """
 from deployments.registration import flow_runs
 from storage.errors import ConfigError

@@ -4,11 +4,16 @@ from typing import Any
 
 import pytest
 
-from rollout.service.order_leasing import LOST_INTERVAL_S, OrderLeasing
+from rollout.service import order_leasing
+from rollout.service.order_leasing import (
+    LOST_INTERVAL_S,
+    UNREACHABLE_INTERVAL_S,
+    OrderLeasing,
+)
 from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
-from storage.errors import ConflictError
+from storage.errors import ConflictError, TransientError
 from storage.records.control import Lease
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order, Prompt
@@ -18,6 +23,7 @@ from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from tests.support.patience import PATIENCE_S
 from tests.support.runs import builders
+from tests.support.runs.dataflow_world import UnreachableBackend
 
 TTL_S = 12.0
 
@@ -244,3 +250,153 @@ def test_lost_orders_that_the_dataflow_closed_are_passed_over_for_ever(
     clock.now_s += 1.0
     assert numbers(claims) == [None]
     assert (claims.problem, claims._done) == ("", {1, 2, 3})
+
+
+@pytest.mark.parametrize("key", ["orders/00000000", "shards/00000000", "leases/00000000"])
+def test_an_order_that_does_not_answer_is_passed_over_and_tried_again_later(
+    memory_store: ObjectStore, key: str
+) -> None:
+    run = memory_store.sub("r")
+    write_orders(run, 3)
+    backend = UnreachableBackend(run.backend, f"r/{key}", hides=True)
+    clock = Clock()
+    claims = claims_of(replace(run, backend=backend, patience_s=1e-6), clock)
+    assert numbers(claims, claims, claims) == [1, 2, None]
+    assert claims.problem.startswith(f"orders/00000000.json cannot be leased: r/{key}")
+    assert claims.problem.endswith(
+        " is away; if this object alone fails, put a good copy of it back, or delete it"
+    )
+    backend.key = ""
+    clock.now_s += UNREACHABLE_INTERVAL_S - 1.0
+    assert numbers(claims) == [None]
+    clock.now_s += 1.0
+    assert numbers(claims) == [0]
+    assert claims.problem == ""
+
+
+def test_a_search_raises_an_error_when_nothing_answers(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 2)
+    backend = UnreachableBackend(memory_store.backend, ".", hides=True)
+    claims = claims_of(replace(memory_store, backend=backend, patience_s=1e-6), Clock())
+    with pytest.raises(TransientError):
+        claims.next()
+    assert claims.problem == ""
+    backend.key = ""
+    assert numbers(claims) == [0]
+
+
+def test_an_order_that_never_answers_hides_no_order_however_many_are_done(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order_leasing, "LOOK_AHEAD_MAX", 2)
+    write_orders(memory_store, 5)
+    backend = UnreachableBackend(memory_store.backend, "orders/00000000")
+    claims = claims_of(replace(memory_store, backend=backend, patience_s=1e-6), Clock())
+    for number in range(1, 5):
+        held = claims.next()
+        assert held is not None
+        assert held.order.number == number
+        claims.done(held)
+
+
+def report(run: ObjectStore, closed_below: int) -> None:
+    """Write the dataflow's heartbeat."""
+    with HeartbeatWriter(run, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
+        pulse.update(progress=DataflowProgress(closed_below=closed_below))
+
+
+def finish(run: ObjectStore, claims: OrderLeasing, count: int) -> None:
+    """Lease `count` orders and create their shards."""
+    for _ in range(count):
+        held = claims.next()
+        assert held is not None
+        shards.create(run, builders.shard(order=held.order.number))
+        claims.done(held)
+
+
+def test_a_lost_shard_that_a_restarted_dataflow_waits_for_is_leased_again(
+    memory_store: ObjectStore,
+) -> None:
+    write_orders(memory_store, 6)
+    clock = Clock()
+    claims = claims_of(memory_store, clock)
+    finish(memory_store, claims, 6)
+    report(memory_store, closed_below=6)
+    memory_store.delete(layout.shard(1))
+    memory_store.delete(layout.shard(4))
+    assert numbers(*[claims] * 8) == [None] * 8  # the dataflow has ingested both
+    report(memory_store, closed_below=2)
+    # one search reads the report, two check orders 5 and 4, and one finds the old lease of order 4
+    assert numbers(*[claims] * 4) == [None] * 4
+    clock.now_s += TTL_S
+    assert numbers(*[claims] * 8) == [4] + [None] * 7
+    report(memory_store, closed_below=1)
+    assert numbers(*[claims] * 12) == [None] * 12
+    clock.now_s += TTL_S
+    assert numbers(claims) == [1]
+
+
+def test_a_lost_shard_above_an_order_in_progress_elsewhere_is_leased_again(
+    memory_store: ObjectStore,
+) -> None:
+    write_orders(memory_store, 4)
+    clock = Clock()
+    other, claims = claims_of(memory_store, clock, "b"), claims_of(memory_store, clock)
+    held = other.next()
+    assert held is not None
+    finish(memory_store, claims, 3)
+    assert (claims._floor, claims._done) == (0, {1, 2, 3})
+    memory_store.delete(layout.shard(2))
+    assert numbers(*[claims] * 4) == [None] * 4  # the report, orders 3 and 2, the lease of 2
+    clock.now_s += TTL_S
+    other.renew(held)
+    assert numbers(claims, claims) == [2, None]
+
+
+def test_a_quarantined_order_without_a_shard_is_not_leased_again(
+    memory_store: ObjectStore,
+) -> None:
+    write_orders(memory_store, 3)
+    body = memory_store.get(layout.order(1))
+    memory_store.put(layout.order(1), b"{")
+    quarantine_object(memory_store, layout.order(1), "invalid JSON")
+    claims = claims_of(memory_store, Clock())
+    finish(memory_store, claims, 2)
+    assert claims.next() is None
+    memory_store.put(layout.order(1), body)
+    assert numbers(*[claims] * 8) == [None] * 8
+
+
+class CountedReads:
+    """A backend that counts reads and existence checks."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.count = 0
+        self._backend = backend
+
+    def read(self, key: str) -> bytes:
+        self.count += 1
+        return self._backend.read(key)
+
+    def exists(self, key: str) -> bool:
+        self.count += 1
+        return self._backend.exists(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+def test_a_search_that_finds_nothing_rechecks_one_order(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 6)
+    backend = CountedReads(memory_store.backend)
+    claims = claims_of(replace(memory_store, backend=backend), Clock())
+    finish(memory_store, claims, 6)
+    report(memory_store, closed_below=4)
+    claims.next()  # whether order 6 was lost is not checked again for a while
+    counts = []
+    for _ in range(6):
+        before = backend.count
+        assert claims.next() is None
+        counts.append(backend.count - before)
+    # the shard and the order of number 6, and: orders 5, 4; the report, with order 3; again
+    assert counts == [3, 3, 4, 3, 3, 4]

@@ -1,7 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -123,15 +123,16 @@ def test_a_worker_with_a_mirror_reports_the_bytes_read_from_it(memory_store: Obj
 
 def test_two_workers_process_each_order_exactly_once(local_store: ObjectStore) -> None:
     publish_base(local_store, ["solver"], delay_s=0.02)
-    write_orders(local_store, 20)
     settings = config()
-    with (
-        RunningWorker(local_store, settings, "a") as a,
-        RunningWorker(local_store, settings, "b") as b,
-    ):
+    with ExitStack() as stack:
+        workers = []
+        for name in ("a", "b"):
+            workers.append(stack.enter_context(RunningWorker(local_store, settings, name)))
+            until(lambda: workers[-1].beat.wait_reason is WaitReason.ORDERS)
+        write_orders(local_store, 20)
         until(answered(local_store, 20))
         runs.request_stop(local_store, OVER)
-        beats = [a.join(), b.join()]
+        beats = [worker.join() for worker in workers]
     assert sum(progress_of(heartbeat, RolloutProgress).orders_done for heartbeat in beats) == 20
     assert all(progress_of(heartbeat, RolloutProgress).orders_done > 0 for heartbeat in beats)
     assert [held(local_store, number).attempt for number in range(20)] == [0] * 20

@@ -218,3 +218,12 @@ def test_a_long_ledger_of_equal_fates_is_read_back(prompts: int, samples: int, o
     body = batches.encode(batch)
     assert len(ledger) > max(2**14, len(body)), "it is longer than a limit of one row per byte"
     assert batches.decode(body).ledger == ledger
+
+
+def test_a_batch_before_an_existing_one_is_lost_and_the_next_one_is_not(
+    memory_store: ObjectStore,
+) -> None:
+    for step in (1, 2, 4):
+        batches.create(memory_store, builders.batch(step=step))
+    assert batches.steps(memory_store, "solver") == [1, 2, 4]
+    assert [step for step in range(1, 7) if batches.is_lost(memory_store, "solver", step)] == [3]

@@ -1,8 +1,9 @@
 import json
+from dataclasses import replace
 
 import pytest
 
-from storage.errors import ConflictError, CorruptError, NotFoundError
+from storage.errors import ConflictError, CorruptError, NotFoundError, TransientError
 from storage.run import checkpoints
 from storage.run.checkpoints import CheckpointState
 from storage.store.object_store import ObjectStore
@@ -57,7 +58,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(memory_store: Obje
     memory_store.put(data, b"torn")
     newest = checkpoints.newest(memory_store, "solver")
     assert newest is not None
-    assert (newest.step, newest.state.tokens_trained) == (10, 30.0)
+    assert (newest.step, newest.state.tokens_trained, newest.damaged) == (10, 30.0, {20})
     memory_store.put("checkpoints/solver/00000010/manifest.json", b"torn")
     with pytest.raises(
         CorruptError,
@@ -210,6 +211,60 @@ def test_prune_does_not_count_incomplete_checkpoints(memory_store: ObjectStore) 
     checkpoints.prune(memory_store, "solver", keep=2)
     assert [step for step in checkpoints.steps(memory_store, "solver") if step < 96] == [20, 30]
     assert newest_step(memory_store) == 30
+
+
+def test_prune_does_not_count_checkpoints_that_are_known_to_be_damaged(
+    memory_store: ObjectStore,
+) -> None:
+    for step in (10, 20, 30):
+        save(memory_store, step)
+    checkpoints.prune(memory_store, "solver", keep=1, damaged={30})
+    assert checkpoints.steps(memory_store, "solver") == [20, 30]
+    checkpoints.prune(memory_store, "solver", keep=1, damaged={20})
+    assert checkpoints.steps(memory_store, "solver") == [30]
+
+
+def test_a_deleted_checkpoint_leaves_no_files_and_may_be_saved_again(
+    memory_store: ObjectStore,
+) -> None:
+    save(memory_store, 10)
+    stored = memory_store.list()
+    save(memory_store, 20)
+    checkpoints.delete(memory_store, "solver", 20)
+    assert memory_store.list() == stored
+    save(memory_store, 20)
+    assert newest_step(memory_store) == 20
+
+
+@pytest.mark.parametrize("deleted", ["manifest.json", ".safetensors"])
+def test_a_checkpoint_deleted_while_it_is_read_is_a_transient_error(
+    memory_store: ObjectStore, deleted: str
+) -> None:
+    for step in (10, 20):
+        save(memory_store, step)
+    backend = memory_store.backend
+
+    class Pruned:
+        """A store in which another trainer saves and prunes when a file is read."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(backend, name)
+
+        def read(self, key: str) -> bytes:
+            if key.endswith(deleted) and not memory_store.exists(
+                "checkpoints/solver/00000030/manifest.json"
+            ):
+                save(memory_store, 30)
+                checkpoints.prune(memory_store, "solver", keep=1)
+            return backend.read(key)
+
+    pruned = replace(memory_store, backend=Pruned())  # type: ignore[arg-type]  # delegates the rest
+    with pytest.raises(
+        TransientError,
+        match=r"^the checkpoint of step 20 of solver was deleted while it was read: another trainer",
+    ):
+        checkpoints.newest(pruned, "solver")
+    assert newest_step(pruned) == 30
 
 
 def test_prune_deletes_nothing_while_too_few_checkpoints_are_complete(

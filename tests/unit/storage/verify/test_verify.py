@@ -110,9 +110,16 @@ def test_a_run_with_only_a_config_has_no_violations(memory_store: ObjectStore) -
 
 def test_a_missing_batch_is_named(run: ObjectStore) -> None:
     run.delete(layout.batch("solver", 2))
-    violations = broken_invariants(run)
-    assert (1, layout.batch("solver", 2)) in violations
-    assert (3, layout.manifest(layout.weights("solver", 2))) in violations
+    assert all_violations(run)[:2] == [
+        (1, layout.batch("solver", 2), f"batch 2 is missing, batch {STEPS} exists"),
+        (1, layout.batch("solver", 2), "batch 2 is missing, version 2 was made of it"),
+    ]
+
+
+def test_a_missing_newest_batch_is_named(run: ObjectStore) -> None:
+    run.delete(layout.batch("solver", STEPS))
+    what = f"batch {STEPS} is missing, version {STEPS} was made of it"
+    assert all_violations(run) == [(1, layout.batch("solver", STEPS), what)]
 
 
 def test_a_missing_order_is_named(run: ObjectStore) -> None:
@@ -649,6 +656,37 @@ def test_an_unreadable_shard_is_a_violation_until_it_is_in_quarantine(run: Objec
     verdict = verified(run)
     assert verdict.ok
     assert verdict.quarantined == 1
+
+
+def test_sequences_of_a_shard_that_was_used_before_it_went_into_quarantine_are_accepted(
+    run: ObjectStore,
+) -> None:
+    row = batches.read(run, "solver", 2).rows[0]
+    before = verified(run)
+    run.put(layout.shard(row.key.order), b"torn")
+    quarantine.quarantine_object(run, layout.shard(row.key.order), "torn")
+    after = verified(run)
+    assert after.ok
+    assert after.quarantined == 1
+    assert after.policies["solver"].trained == before.policies["solver"].trained
+    where = change_batch(run, 3, lambda batch: replace(batch, rows=(row, *batch.rows[1:])))
+    assert (
+        2,
+        where,
+        f"{named(row.key)} is trained, but {layout.batch('solver', 2)} had settled it",
+    ) in all_violations(run)
+
+
+def test_a_sequence_of_a_quarantined_shard_that_waits_after_its_fate_is_reported(
+    run: ObjectStore,
+) -> None:
+    key = batches.read(run, "solver", 2).rows[0].key
+    run.put(layout.shard(key.order), b"torn")
+    quarantine.quarantine_object(run, layout.shard(key.order), "torn")
+    where = change_batch(run, STEPS, lambda batch: replace(batch, waiting=(*batch.waiting, key)))
+    assert all_violations(run) == [
+        (6, where, f"{named(key)} is listed as waiting, but it is settled or was never taken in")
+    ]
 
 
 def test_a_shard_with_the_wrong_number_is_reported(run: ObjectStore) -> None:

@@ -1,5 +1,6 @@
 """Base models: built once per store, the first builder wins, version 0 is published once."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from storage.errors import ConfigError
 from storage.formats.safetensors import to_safetensors, weights_digest
 from storage.records.weights import HostTensor
-from storage.run.base_models import load_model, save_model
+from storage.run.base_models import discard_model, load_model, save_model
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
 from tasks.base_models import tiny as tiny_base
@@ -79,6 +80,70 @@ def test_the_first_of_two_builders_wins(local_store: ObjectStore):
         mine.digest
         == weights_digest(competitor)
         == weights_digest(load_model(local_store, build_digest(SMALL))[0])
+    )
+
+
+def damage_model(store: ObjectStore, part: str, body: bytes | None) -> None:
+    """Overwrite the file of the stored model whose key contains `part`, or delete it (None)."""
+    (key,) = [key for key in store.list("models") if part in key]
+    if body is None:
+        store.delete(key)
+    else:
+        store.put(key, body)
+
+
+@pytest.mark.parametrize("part", ["model-00000", ".config.json", "manifest.json"])
+@pytest.mark.parametrize("body", [b"torn", None])
+def test_a_damaged_model_is_built_again_and_replaced(
+    local_store: ObjectStore, part: str, body: bytes | None, caplog: pytest.LogCaptureFixture
+):
+    digest = ensure_base_model(local_store, TINY, Reported()).digest
+    damage_model(local_store, part, body)
+    built, read = Reported(), Reported()
+    assert ensure_base_model(local_store, TINY, built).digest == digest
+    assert built[-1] == ("adding bad habits", 1.0)
+    assert [message.split(":")[0] for message in caplog.messages] == (
+        []
+        if (part, body) == ("manifest.json", None)
+        else ["the stored base model is damaged, and is built again"]
+    )
+    assert ensure_base_model(local_store, TINY, read).digest == digest
+    assert read == []
+
+
+def test_a_model_that_another_run_repairs_during_the_build_is_used(local_store: ObjectStore):
+    ensure_base_model(local_store, TINY, Reported())
+    damage_model(local_store, "model-00000", b"torn")
+    competitor, _ = build(SMALL.model_copy(update={"seed": 9}), Reported())
+
+    def rival_repairs(stage: str, share: float) -> None:
+        if (stage, share) == ("adding bad habits", 1.0):
+            discard_model(local_store, build_digest(SMALL))
+            save_model(local_store, build_digest(SMALL), competitor, model_files(SMALL), {})
+
+    mine = ensure_base_model(local_store, TINY, rival_repairs)
+    assert mine.digest == weights_digest(competitor)
+
+
+def test_a_built_model_that_cannot_be_read_back_is_used_from_memory(
+    local_store: ObjectStore, caplog: pytest.LogCaptureFixture
+):
+    digest = ensure_base_model(local_store, TINY, Reported()).digest
+
+    class Torn:
+        """A store whose tensor files are all damaged."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(local_store.backend, name)
+
+        def read(self, key: str) -> bytes:
+            return b"torn" if key.endswith(".safetensors") else local_store.backend.read(key)
+
+    torn = replace(local_store, backend=Torn())  # type: ignore[arg-type]  # delegates the rest
+    assert ensure_base_model(torn, TINY, Reported()).digest == digest
+    assert caplog.messages[-1].startswith(
+        "the base model that was just built cannot be read back, and is used from memory; "
+        f"delete {local_store.url}/models/{build_digest(SMALL)}: "
     )
 
 

@@ -232,3 +232,56 @@ def test_a_metric_name_refused_by_mlflow_does_not_block_others(uri: str) -> None
     seen = Seen(uri)
     assert seen.curve("solver", "dataflow/reward/mean") == [(1, 0.25), (2, 0.5)]
     assert seen.curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0)]
+
+
+def with_experiment(name: str, experiment: str) -> SmallRun:
+    small_run = SmallRun(name, RECIPE + f"tracking: {{experiment: {experiment!r}}}\n")
+    for policy in ("solver", "verifier"):
+        small_run.version(policy, 0, {"config.json": b"{}"})
+    return small_run
+
+
+def states_and_models(uri: str, experiment: str) -> tuple[set[str], list[str]]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    found = client.get_experiment_by_name(experiment)
+    states = {run.info.status for run in client.search_runs([found.experiment_id])}
+    return states, sorted(version.name for version in client.search_model_versions())
+
+
+def test_a_path_as_the_experiments_name_names_its_models_with_hyphens(uri: str) -> None:
+    small_run = with_experiment("tracking-path", "/team/math:v2")
+    assert Tracker(small_run.run, RUN_ID, small_run.config, uri).finish("completed") is None
+    assert states_and_models(uri, "/team/math:v2") == (
+        {"FINISHED"},
+        ["-team-math-v2-solver", "-team-math-v2-verifier"],
+    )
+
+
+def test_a_model_that_mlflow_refuses_leaves_no_run_active(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    small_run = with_experiment("tracking-refused", "..")
+    Tracker(small_run.run, RUN_ID, small_run.config, uri).finish("completed")
+    assert states_and_models(uri, "..") == ({"FINISHED"}, [])
+    for policy in ("solver", "verifier"):
+        assert f"MLflow has no model of {policy} from run {RUN_ID}, `astraflow" in caplog.text
+
+
+def test_a_deleted_experiment_is_named_with_what_to_do(
+    uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    deleted = client.create_experiment("gone", artifact_location=tmp_path.as_uri())
+    client.delete_experiment(deleted)
+    small_run = with_experiment("tracking-deleted", "gone")
+    assert not Tracker(small_run.run, RUN_ID, small_run.config, uri).sync()
+    assert (
+        "the experiment 'gone' is deleted in MLflow; restore it (`mlflow experiments restore "
+        f"--experiment-id {deleted}`), or set tracking.experiment to another name"
+    ) in caplog.text
+    client.restore_experiment(deleted)
+    assert Tracker(small_run.run, RUN_ID, small_run.config, uri).sync()

@@ -8,6 +8,7 @@ from data_ops.prompts import BuiltinPrompts, FilePrompts, HubPrompts
 from rollout.config import RegionConfig
 from storage.errors import ConfigError
 from tasks.base_models.config import FolderModel, TinyBase, TinyModel
+from tasks.recipes import yaml_file
 from tasks.recipes.loader import absolute_paths, known_recipes, load, portable
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.source import dump, parse
@@ -918,6 +919,33 @@ def test_a_name_of_the_held_out_set_that_cannot_be_shown_is_reported(dataset: st
         "use printable characters"
     )
     assert load(RECIPE, {"evaluation": {**held_out, "dataset": "GSM8K, é"}}).evaluation is not None
+
+
+def test_a_section_that_is_written_once_and_aliased_can_be_changed_in_one_place() -> None:
+    filters = "  filter: [&a {name: zero_advantage, args: null}, *a]"
+    named = load(with_line("data:", filters)).data.filter
+    assert [each.name for each in named] == ["zero_advantage", "zero_advantage"]
+    shared = "  regions: {x: &x {workers: 1}, y: *x}"
+    recipe = with_line("rollout:", shared)
+    regions = load(recipe, {"rollout.regions.x.workers": 3}).rollout.regions
+    assert (regions["x"].workers, regions["y"].workers) == (3, 1)
+
+
+def test_an_equals_sign_is_text() -> None:
+    answer_after = "data: {prompts: {path: a.jsonl, answer_after: =}}\n"
+    assert yaml_file.read(answer_after, "x").value == {
+        "data": {"prompts": {"path": "a.jsonl", "answer_after": "="}}
+    }
+
+
+@pytest.mark.parametrize("experiment", ["", " ", "a\nb", "x" * 196])
+def test_an_experiment_that_mlflow_cannot_have_is_reported(experiment: str) -> None:
+    assert error_of(RECIPE, **{"tracking.experiment": experiment}) == (
+        "--set tracking.experiment: MLflow's experiments have names of 1 to 195 printable "
+        "characters; write such a name"
+    )
+    longest = load(RECIPE, {"tracking.experiment": "/team:é " + "x" * 187})
+    assert len(longest.tracking.experiment) == 195
 
 
 def test_a_split_that_the_built_in_source_does_not_have_is_reported() -> None:

@@ -9,14 +9,15 @@ import signal
 import threading
 from collections.abc import Callable
 from itertools import count
+from pathlib import Path
 
 import pytest
 from prefect.exceptions import TerminationSignal
 
 from storage.errors import ConfigError
-from storage.records.control import Heartbeat
+from storage.records.control import Heartbeat, Stop
 from storage.run import runs
-from storage.store.object_store import ObjectStore
+from storage.store.object_store import ObjectStore, open_store
 from tasks.recipes import loader
 from tasks.supervision import lifecycle
 from tests.support.patience import PATIENCE_S
@@ -61,6 +62,26 @@ def test_an_error_of_the_mlflow_client_is_logged_and_the_run_continues(
         asyncio.run(leave_during_a_sync(SlowTracker(RuntimeError("a surprise"))))
     assert "tracking ended early" in caplog.text
     assert "a surprise" in caplog.text
+
+
+def test_a_summary_that_cannot_be_written_or_stored_is_logged_and_fails_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
+    stop = Stop("completed", "done", 1.0)
+    asyncio.run(lifecycle._publish_summary("gone", stop, None))
+    assert "the summary is not among Prefect's artifacts; the run is not affected" in caplog.text
+    assert "ConfigError" in caplog.text
+
+    async def unreachable(**artifact: str) -> None:
+        raise ConnectionError(f"no server for {artifact['key']}")
+
+    world = World(open_store(str(tmp_path)))
+    monkeypatch.setattr(lifecycle, "acreate_markdown_artifact", unreachable)
+    caplog.clear()
+    asyncio.run(lifecycle._publish_summary("run", stop, None))
+    assert "ConnectionError: no server for run-summary" in caplog.text
+    assert runs.read_stop(world.run) is None
 
 
 def test_a_run_cancelled_during_a_store_outage_is_cancelled_after_it(

@@ -590,6 +590,39 @@ def test_a_member_that_fails_repeatedly_fails_the_run_and_is_named(world: World)
     assert runs.read_stop(world.run) == stop
 
 
+def test_ends_before_a_new_supervisor_count_for_none_of_its_replacements(
+    memory_store: ObjectStore,
+) -> None:
+    """A resumed run's members ended with the run, however often it was cancelled."""
+    world = World(memory_store, **{"supervise.restarts_max": 0})
+    for attempt in range(3):
+        assert world.look(rounds=2) is None
+        assert {launched.attempt for launched in world.launcher.runs.values()} == {attempt}
+        for member in world.launcher.runs:
+            world.launcher.set(member, FlowRunPhase.ENDED)
+        world.supervisor = world.restarted()
+    assert world.look() is None
+    world.launcher.set("dataflow", FlowRunPhase.ENDED)
+    stop = world.look(seconds=40)
+    assert stop is not None
+    assert stop.reason.startswith("dataflow ended 1 times in a row without finishing")
+    assert ("dataflow", 4) not in world.launcher.launched
+
+
+def test_an_attempt_that_a_new_supervisor_saw_running_counts_when_it_ends(
+    memory_store: ObjectStore,
+) -> None:
+    world = World(memory_store, **{"supervise.restarts_max": 0})
+    world.look()
+    world.run_all()
+    world.supervisor = world.restarted()
+    assert world.look() is None
+    world.launcher.set("dataflow", FlowRunPhase.ENDED)
+    stop = world.look()
+    assert stop is not None
+    assert stop.reason.startswith("dataflow ended 1 times in a row without finishing")
+
+
 def test_pauses_between_launches_after_early_failures_double_up_to_a_limit(
     memory_store: ObjectStore,
 ) -> None:

@@ -28,7 +28,12 @@ from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
 from tests.support.patience import PATIENCE_S
 from tests.support.runs.builders import batch
-from tests.support.runs.lifetimes import heartbeat_writer_of, lifetime_of, progress_of
+from tests.support.runs.lifetimes import (
+    ScriptedLifetime,
+    heartbeat_writer_of,
+    lifetime_of,
+    progress_of,
+)
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.service import trainer
@@ -97,16 +102,18 @@ BEFORE_STEP: dict[int, Callable[[Batch], None]] = {}
 
 
 class UnreachableBackend:
-    """A store that is unreachable while `away` is set."""
+    """A store that is unreachable while `away` is set; `refusals_max` calls clear it."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, refusals_max: int | None = None) -> None:
         self.backend = backend
         self.away = threading.Event()
-        self.refusals = 0
+        self.refusals, self.refusals_max = 0, refusals_max
 
     def __getattr__(self, verb: str) -> Callable[..., object]:
         if self.away.is_set():
             self.refusals += 1
+            if self.refusals_max and self.refusals % self.refusals_max == 0:
+                self.away.clear()
             raise TransientError("the store is away")
         method: Callable[..., object] = getattr(self.backend, verb)
         return method
@@ -288,6 +295,50 @@ def test_a_trainer_waits_for_version_0_and_for_batches(memory_store: ObjectStore
     assert published(memory_store) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("num_published", "batches_there", "why"),
+    [
+        (3, [1, 2], "version 3 was made of it"),
+        (0, [1, 2, 4], "batch 4 exists"),
+    ],
+)
+def test_a_trainer_names_the_lost_batch_that_it_waits_for(
+    run: ObjectStore, num_published: int, batches_there: list[int], why: str
+) -> None:
+    add_batches(run, *batches_there)
+    for version in range(1, num_published + 1):
+        publisher.publish(run, POLICY, version, weight_of(version))
+    waited: list[tuple[str, str, str]] = []
+
+    def put_back(seconds: float) -> None:
+        last = lifetime.heartbeat.last
+        waited.append((last.state, last.wait_reason, last.note))
+        add_batches(run, 3)
+
+    notes: dict[int, str] = {}
+    BEFORE_STEP[15] = lambda given: notes.update({given.step: lifetime.heartbeat.last.note})
+    lifetime = ScriptedLifetime(run, "trainer", put_back)
+    train(lifetime, POLICY, CONFIG, 3, 15)
+    lost = f"batches/solver/00000003.arrow is lost, {why}: put a good copy back"
+    assert waited == [("waiting", "damaged_object", lost)]
+    assert notes == {1: "starts from version 0", 2: "starts from version 0", 3: ""}
+    assert published(run) == [0, 1, 2, 3]
+
+
+def test_a_trainer_waits_silently_for_a_batch_that_was_not_made_yet(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    waited: list[tuple[str, str]] = []
+
+    def make_batch(seconds: float) -> None:
+        waited.append((lifetime.heartbeat.last.wait_reason, lifetime.heartbeat.last.note))
+        add_batches(run, 2)
+
+    lifetime = ScriptedLifetime(run, "trainer", make_batch)
+    train(lifetime, POLICY, CONFIG, 2, 0)
+    assert waited == [("batch", "starts from version 0")]
+    assert published(run) == [0, 1, 2]
+
+
 def test_a_restarted_finished_trainer_does_nothing(
     run: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -340,6 +391,51 @@ def test_a_resumed_trainer_continues_from_its_checkpoint_with_its_counters(
     heartbeat_writer = trained(run, steps=4)
     assert published(run) == [0, 1, 2, 3, 4]
     assert progress_of(heartbeat_writer.last, TrainerProgress).tokens_trained == 12
+
+
+def test_a_resumed_trainer_keeps_the_good_checkpoint_and_replaces_the_damaged_one(
+    run: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_batches(run, 1, 2, 3, 4)
+    trained(run, steps=4, config=CONFIG.model_copy(update={"checkpoint_every": 3}))
+    assert checkpoint_steps(run) == [3, 4]
+    (data,) = [key for key in run.list("checkpoints/solver/00000004") if "model-00000" in key]
+    body = bytearray(run.get(data))
+    body[-1] ^= 1
+    run.put(data, bytes(body))
+    add_batches(run, 5)
+    newest_before: dict[int, int] = {}
+
+    def look(given: Batch) -> None:
+        newest = checkpoints.newest(run, POLICY)
+        assert newest is not None
+        newest_before[given.step] = newest.step
+
+    BEFORE_STEP[16] = look
+    each = CONFIG.model_copy(update={"checkpoint_every": 1, "checkpoints_keep": 1})
+    trained(run, steps=5, config=each, seed=16)
+    assert newest_before == {4: 3, 5: 4}
+    assert checkpoints.load(run, POLICY, 5)[1] == CheckpointState({"value": 5}, 15.0)
+    assert "solver: the damaged checkpoint of step 4 is replaced" in caplog.messages
+    assert checkpoint_steps(run) == [5]
+
+
+def test_a_resumed_trainer_prunes_nothing_because_of_a_damaged_later_checkpoint(
+    run: ObjectStore,
+) -> None:
+    add_batches(run, 1, 2, 3, 4)
+    trained(run, steps=4, config=CONFIG.model_copy(update={"checkpoints_keep": 3}))
+    assert checkpoint_steps(run) == [2, 4]
+    (data,) = [key for key in run.list("checkpoints/solver/00000004") if "model-00000" in key]
+    run.put(data, b"torn")
+    each = CONFIG.model_copy(update={"checkpoint_every": 1, "checkpoints_keep": 2})
+    stop = threading.Event()
+    BEFORE_STEP[17] = lambda given: stop.set()
+    trained(run, steps=4, config=each, stop=stop, seed=17)
+    assert checkpoint_steps(run) == [2, 3, 4]
+    newest = checkpoints.newest(run, POLICY)
+    assert newest is not None
+    assert (newest.step, newest.damaged) == (3, {4})
 
 
 def test_versions_published_after_the_checkpoint_are_trained_again_and_kept(
@@ -595,16 +691,15 @@ def test_an_unreachable_store_only_delays_the_trainer(
 ) -> None:
     monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
     add_batches(run, 1, 2)
-    backend = UnreachableBackend(run.backend)
+    backend = UnreachableBackend(run.backend, refusals_max=3)
 
     def goes_away(given: Batch) -> None:
         backend.away.set()
-        threading.Timer(0.3, backend.away.clear).start()
 
     BEFORE_STEP[11] = goes_away
     trained(replace(run, backend=backend), steps=2, seed=11)
     assert published(run) == [0, 1, 2]
-    assert backend.refusals > 0
+    assert backend.refusals == 2 * 3
 
 
 def test_a_trainer_stopped_during_a_store_outage_repeats_the_step_after_a_resume(

@@ -101,3 +101,46 @@ def test_an_answer_with_a_changed_value_is_refused_and_the_true_one_accepted(gol
     right, wrong = TABLE[gold]
     assert [answer for answer in right if not judge(answer, gold)] == []
     assert [answer for answer in wrong if judge(answer, gold)] == []
+
+
+# fmt: off
+LEFT_TO_DO: list[tuple[str, str, bool]] = [
+    # (answer, reference, whether it is right)
+    # equations that are still to be solved
+    ("x^2+1=0", "0", False), ("x^2-5x+6=0", "0", False), ("y=x^2-1=0", "0", False), ("(x-1)(x-2)=0", "0", False),
+    ("x=0", "0", True), ("y=5-5=0", "0", True), ("x_{n-1}=0", "0", True),
+    ("\\lim_{n\\to\\infty}\\frac{n+1}{n^2}=0", "0", True), ("\\int_0^1 (2x-1)\\,dx=0", "0", True),
+    ("m+n=7", "7", True), ("100m+n=503", "503", True), ("2x=5", "5", True),
+    # operators with an index, products of roots, functions of numbers
+    ("\\sum_{i=1}^{10} i", "55", False), ("\\prod_{i=1}^{5} i", "120", False), ("\\sum_{i=0}^\\infty \\frac{1}{3^i}", "\\frac32", False),
+    ("\\lim_{i\\to\\infty}\\frac{1}{i}", "0", False), ("\\sum_{i=1}^{10} i=55", "55", True), ("\\sum_{i=1}^{10} i=56", "56", False),
+    ("\\sum_{k=1}^{n} k", "\\frac{n(n+1)}{2}", True), ("\\sqrt{2}\\sqrt{8}", "4", False), ("\\sqrt2\\sqrt8=4", "4", True),
+    ("\\sqrt2\\sqrt3", "\\sqrt6", True), ("\\binom84", "70", True), ("\\gcd(12,18)", "6", True), ("\\max(3,5)", "5", True),
+    ("\\lfloor\\sqrt{80}\\rfloor", "8", True), ("\\cos 90^\\circ", "0", True), ("2^3 3^2", "72", False),
+    # numerals in a base
+    ("1010_2", "10", False), ("10_{10}", "10", True), ("FF_{16}", "255", False), ("1111_2=15", "15", True), ("5_2", "5", False),
+    # values without their names
+    ("7, 5", "AB=5, BC=7", False), ("5, 7", "AB=5, BC=7", True), ("BC=7, AB=5", "AB=5, BC=7", True),
+    ("7, 5", "a_1=5, a_2=7", False), ("7, 5", "f(1)=5, f(2)=7", False), ("7, 5", "x'=5, y'=7", False),
+    ("7, 5", "\\text{boys}=5, \\text{girls}=7", False), ("7, 5", "5 \\text{ boys}, 7 \\text{ girls}", False),
+    ("5, 7", "5 \\text{ boys}, 7 \\text{ girls}", True), ("7 girls, 5 boys", "5 \\text{ boys}, 7 \\text{ girls}", True),
+    ("7, 5", "5 cm, 7 cm", True), ("7, 5", "x_1=5, x_2=7", True), ("7, 5", "\\lambda_1=5, \\lambda_2=7", True),
+    # words after a number
+    ("0.3 \\text{ repeating}", "0.3", False), ("0.3\\text{ (recurring)}", "0.3", False), ("5 mil", "5", False), ("5 grand", "5", False),
+    ("5\\text{ k}", "5", False), ("5\\text{ k dollars}", "5", False), ("5 kilo", "5", False), ("5\\text{ permille}", "5", False),
+    ("5\\text{ ppm}", "5\\%", False), ("5\\text{ ppb}", "5", False), ("5\\text{ k}\\Omega", "5", True), ("300\\text{ K}", "300", True),
+    # notations that algebra misreads
+    ("|z|^2", "z^2", False), ("\\lvert z\\rvert^2", "z^2", False), ("|zx|", "|xz|", True), ("|x|^2", "x^2", True),
+    ("f^{-1}(x)", "\\frac{1}{f(x)}", False), ("f^{-1}(x)=\\frac{x-1}{2}", "\\frac{x-1}{2}", True), ("x^{-1}(x+1)", "\\frac{x+1}{x}", True),
+    ("\\nabla\\cdot F", "\\nabla\\times F", False), ("\\triangle ACB", "\\triangle ABC", False),
+    ("VI", "IV", False), ("P=VI", "P=IV", True), ("\\text{I and II}", "\\text{I, II}", True), ("\\text{I and II}", "I, II", True),
+    ("\\text{I and III}", "\\text{I, II}", False), ("\\text{I or II}", "\\text{I and II}", False),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("answer", "reference", "is_right"), LEFT_TO_DO)
+def test_an_answer_that_is_not_finished_or_means_something_else_is_refused(
+    answer: str, reference: str, is_right: bool
+) -> None:
+    assert judge(answer, reference) is is_right

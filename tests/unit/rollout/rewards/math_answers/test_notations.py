@@ -162,7 +162,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "10,800": ([], ["10, 800"]),
     "1,600": (["１，６００", "1，600", "\\$1{,}600.00"], ["1, 600"]),
     "1110001_2": (["1110001_{two}", "1110001_{\\text{two}}", "(1110001)_2", "1110001", "1{,}110{,}001_2"], ["11100012"]),
-    "255": (["FF_{16}"], []),
+    "255": (["255_{10}"], ["FF_{16}"]),
     "FF_{16}": (["(FF)_{16}"], []),
     "190_9": ([], ["189_9"]),
     "\\frac17": (["0.142857", "0.\\overline{142857}"], ["0.142858", "0.14286"]),
@@ -172,7 +172,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "\\sqrt2": (["np.sqrt(2)", "1.414214", "1.414213"], ["1.414215"]),
     "17": ([], ["19_8"]),
     "32": ([], ["1G_{16}"]),
-    "171": (["AB_{16}"], []),
+    "171": ([], ["AB_{16}"]),
     "101_2": (["101_{\\text{two}}"], ["101_{three}"]),
     "1,200": ([], ["1, 200"]),
     "1,200,300": ([], ["1, 200, 300"]),
@@ -194,7 +194,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     # other spellings
     "silent": ([], ["listen"]),
     "\\frac{3}{4}": (["3/4 of the pizza"], ["3/4 of 16"]),
-    "5": (["5=\\text{Total}", "(A)5", "A. 5", "5/kg", "(101)_2"], ["5 of 6", "5 out of 6", "5\\text{ in }6"]),
+    "5": (["5=\\text{Total}", "(A)5", "A. 5", "5/kg", "5_{10}"], ["(101)_2", "5_2", "5_6", "5 of 6", "5 out of 6", "5\\text{ in }6"]),
     "37": (["37 ℃", "37°C", "37^\\circ\\text{C}", "37^{\\circ}F"], []),
     "113": (["\\mathbf{(113)}", "113\\\\", "**113**", "113:", "113i^4", "p+q = 113", "\\textbf{113}", "113\\,"], []),
     "\\frac{11}{4}": (["\\nicefrac{11}{4}", "2\\frac{3}{4}", "\\frac{22}{8}", "\\frac{-11}{-4}"], []),
@@ -240,3 +240,40 @@ def test_an_answer_is_right_if_and_only_if_it_means_the_reference(gold: str) -> 
     right, wrong = TABLE[gold]
     assert [answer for answer in right if not judge(answer, gold)] == []
     assert [answer for answer in wrong if judge(answer, gold)] == []
+
+
+# fmt: off
+RARE: list[tuple[str, str, bool]] = [
+    # (answer, reference, whether it is right)
+    ("x>=2", "x\\ge2", True), ("-1 <= x <= 5", "[-1,5]", True), ("-1 <= x < 5", "[-1,5]", False), ("x != 2", "x\\ne 2", True),
+    ("5!=120", "120", True), ("5!=100", "100", False), ("x<=>y", "x\\le y", False),
+    ("ln(2)", "\\ln 2", True), ("ln 2", "\\ln 2", True), ("2ln 2", "\\ln 4", True), ("ln 3", "\\ln 2", False),
+    ("\\begin{cases}x=1\\\\y=2\\end{cases}", "(1,2)", True), ("\\begin{cases}x=2\\\\y=1\\end{cases}", "(1,2)", False),
+    ("\\begin{cases}x+y=1\\\\x-y=2\\end{cases}", "(1,2)", False),
+    ("\\begin{cases}1,n=0\\\\2,n=1\\end{cases}", "\\begin{cases}2,n=0\\\\1,n=1\\end{cases}", False),
+    ("\\begin{aligned}x&=5\\end{aligned}", "5", True), ("\\begin{aligned}x&=5\\\\y&=6\\end{aligned}", "5", False),
+    ("\\sqrt[3]2", "\\sqrt[3]{2}", True), ("\\sqrt[3]12", "2", False), ("\\sqrt[3]{-8}", "-2", True), ("\\sqrt[3]{-8}", "2", False),
+    ("\\sqrt[4]{-16}", "-2", False), ("1{\\frac34}", "1.75", True), ("\\log_2{\\frac18}", "-3", True), ("\\sfrac{1}{2}", "\\frac12", True),
+    ("x_{\\max}", "x_{max}", True), ("x_{\\max}", "x_{\\min}", False),
+    ("USD 18", "18", True), ("\\text{USD }18", "18", True), ("USD 18", "19", False), ("Rs. 500", "500", True), ("\\text{Rs. }500", "500", True),
+    ("10\\ \\mathrm{m\\cdot s^{-1}}", "10\\text{ m/s}", True), ("10\\ \\mathrm{m\\cdot s}", "10\\text{ km s}", False),
+    ("9.8\\,\\frac{\\text{m}}{\\text{s}^2}", "9.8", True), ("9.8\\,\\frac{\\text{m}}{\\text{s}}", "9.8\\text{ km/s}", False),
+    ("5\\,\\text{N}\\cdot\\text{m}", "5\\text{ N m}", True), ("4.5\\,\\text{\\AA}", "4.5", True),
+    ("\\mathbb{R}\\backslash\\{2\\}", "\\mathbb{R}\\setminus\\{2\\}", True),
+    ("\\mathbb{R}-\\{2\\}", "(-\\infty,2)\\cup(2,\\infty)", True), ("\\mathbb{R}-\\{3\\}", "\\mathbb{R}\\setminus\\{2\\}", False),
+    ("(-\\infty,-1]\\cup[1,\\infty[", "(-\\infty,-1]\\cup[1,\\infty)", True), ("]0,1]\\cup]2,3[", "[0,1]\\cup[2,3]", False),
+    ("|x|<1", "-1<x<1", True), ("|x|\\le1", "-1<x<1", False), ("|x|>1", "x<-1\\text{ or }x>1", True), ("|x|>1", "(-1,1)", False),
+    ("|x|<1", "-1<y<1", False), ("|x|<-1", "(1,-1)", False),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "(1,2)", True), ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "(2,1)", False),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "[1,2]", False), ("(1,2)", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", True),
+    ("\\text{The answer is }5", "5", True), ("the answer is: 5", "5", True), ("the answer is not 5", "5", False),
+    ("x = 1 \\lor x = 2", "1,2", True), ("x = 1 \\lor x = 3", "1,2", False), ("p\\lor q", "p,q", False),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("answer", "reference", "is_right"), RARE)
+def test_a_rare_spelling_is_read_as_the_usual_one(
+    answer: str, reference: str, is_right: bool
+) -> None:
+    assert judge(answer, reference) is is_right
