@@ -33,7 +33,6 @@ class _GroupsHeader:
 class _Header:
     order: Count
     problem: str
-    unreachable: str
     policies: Mapping[str, _GroupsHeader]
     episodes: tuple[EpisodeOutcome, ...]
     num_groups: Count
@@ -59,7 +58,6 @@ def encode(ingested: IngestedShard) -> dict[str, bytes]:
     header = _Header(
         order=ingested.order,
         problem=ingested.problem,
-        unreachable=ingested.unreachable,
         policies={
             policy: _GroupsHeader(
                 rewards=tuple(groups.rewards.tolist()),
@@ -97,7 +95,6 @@ def decode(files: Mapping[str, bytes]) -> IngestedShard:
     return IngestedShard(
         order=header.order,
         problem=header.problem,
-        unreachable=header.unreachable,
         policies=policies,
         episodes=header.episodes,
         num_groups=header.num_groups,

@@ -4,9 +4,8 @@
     finished orders ──see──▶ Curate.observe ──▶ Order.seen
 
 All of it is a fold over the run's orders and the shards they list as seen, so a restart ends in the
-same state. Orders and shards that are damaged or lost are left out of the fold, and so are those
-that cannot be read now, while others can. How many orders there should be is decided in
-`admission`.
+same state. Orders and shards that are damaged or lost are left out of the fold. How many orders
+there should be is decided in `admission`.
 """
 
 import logging
@@ -18,10 +17,10 @@ import numpy as np
 from data_ops.algorithms.protocols import Curate
 from data_ops.prompts.stream import PromptStream
 from storage import layout
-from storage.errors import AstraFlowError, CorruptError, NotFoundError, TransientError
+from storage.errors import CorruptError, NotFoundError
 from storage.records.rollouts import Order, Prompt, Shard
 from storage.records.types import Json
-from storage.run import orders, runs, shards
+from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 
 REFUSALS_MAX = 256
@@ -47,7 +46,7 @@ class OrderWriter:
     ) -> None:
         """Rebuild the state from the store; `curators` must be new objects.
 
-        Raises TransientError when the store answers nothing.
+        Raises TransientError.
         """
         self._run = run
         self._stream = stream
@@ -129,17 +128,19 @@ class OrderWriter:
         )
 
     def _read(self, number: int) -> Order | None:
-        """Read an order; None when it is damaged or lost, or cannot be read now."""
+        """Read an order; None when it is damaged or lost."""
         try:
             return orders.read(self._run, number)
         except (CorruptError, NotFoundError) as error:
             if isinstance(error, NotFoundError) and not self._run.exists(layout.RUN):
                 raise  # the whole run is missing: an unmounted folder
-            _log_left_out(layout.order(number), error)
-        except TransientError as error:
-            runs.check_answers(self._run)
-            _log_left_out(layout.order(number), error)
-        return None
+            log.warning(
+                "%s is damaged or lost, and the run continues without it (put a good copy of the "
+                "object back before the next restart, to keep its part of the curators' state): %s",
+                layout.order(number),
+                error,
+            )
+            return None
 
     def _observe(self, number: int, shard: Shard) -> None:
         order = self._read(number)
@@ -160,19 +161,5 @@ class OrderWriter:
                     shard = shards.read(self._run, number)
                 except (CorruptError, NotFoundError):
                     continue  # most likely then, too: created-once bytes do not change
-                except TransientError as error:
-                    runs.check_answers(self._run)
-                    _log_left_out(layout.shard(number), error)
-                    continue
                 self._observe(number, shard)
         self._cursor = order.cursor
-
-
-def _log_left_out(key: str, error: AstraFlowError) -> None:
-    log.warning(
-        "%s is damaged or lost, or cannot be read now, and the run continues without it (put a "
-        "good copy of the object back before the next restart, to keep its part of the curators' "
-        "state): %s",
-        key,
-        error,
-    )

@@ -21,10 +21,9 @@ from data_ops.dataflow.admission import orders_to_admit
 from data_ops.dataflow.batch_assembly import BatchAssembly, Span, no_span, stall_reason
 from data_ops.dataflow.order_writer import OrderWriter
 from data_ops.dataflow.shard_ingest import IngestedShard, ingest_shard
-from data_ops.dataflow.unreachable import UnreachableOrders
 from data_ops.dataflow.vocabulary import VocabSizes
 from storage import layout
-from storage.coordination.lifetime import Lifetime, backoff_s
+from storage.coordination.lifetime import Lifetime, SameFailure, backoff_s
 from storage.errors import ConflictError, CorruptError, NotFoundError, TransientError
 from storage.records.batches import Fate
 from storage.records.control import ServiceState, WaitReason
@@ -81,12 +80,11 @@ class Dataflow:
         return any(assembly.starved for assembly in self._assemblies)
 
     def round(self) -> bool:
-        """Do whatever can be done now; return whether that was anything. An order of which an
-        object cannot be read is passed over. Raises TransientError when the store answers nothing,
-        and can then be called again.
+        """Do whatever can be done now; return whether that was anything. Raises TransientError, and
+        can then be called again.
         """
         try:
-            ingested = self._ingest_shards() or self._check_order()
+            ingested = self._ingest_shards() or self._close_unreadable_order()
             made = self._feed()
             if self.done:
                 orders.create_end(self._run, self._order_writer.next_number)  # workers then leave
@@ -149,21 +147,16 @@ class Dataflow:
         self._outstanding = {
             number for number in range(self._order_writer.next_number) if self._is_open(number)
         }
-        self._unreachable = UnreachableOrders(run)
         self._probed = self._checked = -1
         for key, problem in quarantined.items():
-            for number in self._outstanding.intersection(layout.numbers([key], layout.order)):
+            numbers = layout.numbers([key], layout.order) + layout.numbers([key], layout.shard)
+            for number in self._outstanding.intersection(numbers):
                 self._close(IngestedShard(order=number, problem=problem), None)
 
     @property
     def stall_reason(self) -> str:
         """Why a run makes no progress, for a person; empty when it does."""
         return stall_reason(self._unfinished())
-
-    @property
-    def unreachable(self) -> str:
-        """Which order the run goes on without, and what a person can do; empty for none."""
-        return self._unreachable.note
 
     def progress(self) -> DataflowProgress:
         """Return counts for the heartbeat; totals are those since the last start or rebuild."""
@@ -208,8 +201,9 @@ class Dataflow:
         if not finished:
             return False
         with self._span("algorithms"):
-            results = sorted(self._ingest(finished), key=lambda ingested: ingested.order)
-            return sum(map(self._fold, results)) > 0
+            for ingested in sorted(self._ingest(finished), key=lambda ingested: ingested.order):
+                self._fold(ingested)
+        return True
 
     def _ingest_here(self, numbers: Sequence[int]) -> list[IngestedShard]:
         policies, vocab_sizes = list(self._policies), self._vocab_sizes.read()
@@ -223,16 +217,12 @@ class Dataflow:
         of orders, in turn.
         """
         finished: list[int] = []
-        ring = [n for n in self._outstanding_after(self._probed) if n not in self._unreachable]
-        for number in ring[:PROBES_MAX]:
+        for number in self._outstanding_after(self._probed)[:PROBES_MAX]:
             if len(finished) == SHARDS_PER_ROUND_MAX:
                 break
             self._probed = number
-            try:
-                if shards.exists(self._run, number):
-                    finished.append(number)
-            except TransientError as error:
-                self._unreachable.add(number, error)
+            if shards.exists(self._run, number):
+                finished.append(number)
         return sorted(finished)
 
     def _outstanding_after(self, number: int) -> list[int]:
@@ -241,10 +231,9 @@ class Dataflow:
         start = bisect_right(ring, number)
         return ring[start:] + ring[:start]
 
-    def _check_order(self) -> bool:
-        """Check one outstanding order, in turn: close it when it is damaged or lost, because no
-        worker can lease it, and try its objects again when they were unreachable. Return whether
-        it was closed.
+    def _close_unreadable_order(self) -> bool:
+        """Read one outstanding order, in turn, and close it when it is damaged or lost: no worker
+        can lease it. Return whether it was closed.
 
         The quarantine decides, also after a restart: a shard that a worker creates later is not
         ingested.
@@ -254,45 +243,36 @@ class Dataflow:
         number = self._checked = self._outstanding_after(self._checked)[0]
         try:
             with self._span("store"):
-                problem = self._unreachable.problem(number)
-        except TransientError as error:
-            self._unreachable.add(number, error)
+                orders.read(self._run, number)
             return False
-        self._unreachable.discard(number)
-        if not problem:
-            return False
+        except (CorruptError, NotFoundError) as error:
+            problem = str(error)
+        if shards.exists(self._run, number):
+            return False  # a worker had read it before
+        if not self._run.exists(layout.RUN):
+            return False  # the whole run is missing: an unmounted folder
         self._quarantine(layout.order(number), problem)
         self._close(IngestedShard(order=number, problem=problem), None)
         return True
 
-    def _fold(self, ingested: IngestedShard) -> bool:
-        """Enter one shard everywhere where its order is open; False when it cannot be read now."""
+    def _fold(self, ingested: IngestedShard) -> None:
+        """Enter one shard everywhere where its order is still open."""
         order, shard = ingested.order, ingested.shard
-        if ingested.unreachable:
-            self._unreachable.add(order, ingested.unreachable)
-            return False
         if ingested.problem:
             self._quarantine(layout.shard(order), ingested.problem)
         elif shard is None and self._order_writer.needs_shards:
-            try:
-                shard = self._read_shard(order)  # it was ingested by another process
-            except TransientError as error:
-                self._unreachable.add(order, error)
-                return False
+            shard = self._read_shard(order)  # it was ingested by another process
         self._close(ingested, shard)
-        return True
 
     def _close(self, ingested: IngestedShard, shard: Shard | None) -> None:
         for assembly in self._unfinished():
             assembly.ingest(ingested)
         self._order_writer.see(ingested.order, shard)
         self._outstanding.discard(ingested.order)
-        self._unreachable.discard(ingested.order)
 
     def _write_orders(self) -> bool:
         config = self._config
-        outstanding = self._outstanding - self._unreachable.replaced
-        needs = [assembly.need(outstanding) for assembly in self._assemblies]
+        needs = [assembly.need(self._outstanding) for assembly in self._assemblies]
         number = min(
             orders_to_admit(needs, config.max_staleness, config.prompts_per_order),
             ORDERS_PER_ROUND_MAX,
@@ -316,9 +296,6 @@ class Dataflow:
                 raise  # the whole run is missing: an unmounted folder
             self._quarantine(layout.shard(number), str(error))
             return None
-        except TransientError as error:
-            advice = "if this object alone fails, put a good copy of it back, or delete it"
-            raise TransientError(f"{error}; {advice}") from error
 
     def _quarantine(self, key: str, problem: str) -> None:
         log.warning("%s is damaged or lost, and quarantined: %s", key, problem)
@@ -340,7 +317,7 @@ def serve(
     """
     heartbeat = lifetime.heartbeat
     dataflow: Dataflow | None = None
-    failures = 0
+    failures, failure = 0, SameFailure()
     while not lifetime.should_stop():
         busy = False
         try:
@@ -349,11 +326,12 @@ def serve(
             )
             busy = dataflow.round()
             failures = 0
+            failure.clear()
             state, wait_reason = _state(dataflow, busy)
             heartbeat.update(
                 state=state,
                 wait_reason=wait_reason,
-                note="; ".join(filter(None, (dataflow.stall_reason, dataflow.unreachable))),
+                note=dataflow.stall_reason,
                 progress=dataflow.progress(),
                 versions=dataflow.versions(),
             )
@@ -366,7 +344,7 @@ def serve(
             heartbeat.update(
                 state=ServiceState.WAITING,
                 wait_reason=WaitReason.STORE,
-                note=f"the store does not answer: {error}",
+                note=f"the store does not answer: {failure.describe(error)}",
             )
         if failures or not busy:
             with heartbeat.span("wait"):
@@ -375,8 +353,7 @@ def serve(
 
 def _state(dataflow: Dataflow, busy: bool) -> tuple[ServiceState, WaitReason]:
     """State and wait reason for the heartbeat after a round."""
-    waits_for = WaitReason.DAMAGED_OBJECT if dataflow.unreachable else WaitReason.SHARDS
-    idle = WaitReason.NONE if busy else waits_for
+    idle = WaitReason.NONE if busy else WaitReason.SHARDS
     reason = WaitReason.UNTRAINABLE if dataflow.stall_reason else idle
     return ServiceState.WORKING if busy else ServiceState.WAITING, reason
 

@@ -17,11 +17,11 @@ from data_ops.algorithms.advantages import AdvantageConfig, group_advantages
 from data_ops.algorithms.policy_groups import PolicyGroup, route
 from data_ops.algorithms.protocols import Filter
 from data_ops.config import DataConfig
-from storage.errors import CorruptError, TransientError
+from storage.errors import CorruptError
 from storage.records.batches import BatchRow, LedgerEntry, SequenceKey
 from storage.records.numbers import Number
 from storage.records.rollouts import FailureKind, Shard
-from storage.run import runs, shards
+from storage.run import shards
 from storage.store.object_store import ObjectStore
 
 PARTIAL_GROUP = "partial_group"
@@ -57,14 +57,12 @@ class EpisodeOutcome:
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IngestedShard:
     """One shard, ready for the ledgers. One that is unreadable, or whose order is, has a `problem`
-    and nothing else; one that cannot be read now has `unreachable` and nothing else.
+    and nothing else.
     """
 
     order: int
     problem: str = ""
     """Why the shard, or the order, cannot be read; empty when the shard was read."""
-    unreachable: str = ""
-    """Why the shard cannot be read now, while the store answers for others; empty otherwise."""
     policies: Mapping[str, IngestedGroups] = field(default_factory=dict)
     episodes: tuple[EpisodeOutcome, ...] = ()
     """Of all groups, in the shard's order."""
@@ -101,14 +99,11 @@ def ingest_shard(
     """Ingest the shard of `order` for `policies`, each with the vocabulary size that `vocab_sizes`
     has for it.
 
-    A shard that cannot be read, for ever or now, is a result, too. Raises NotFoundError where there
-    is no shard, TransientError when the store answers nothing.
+    A shard that cannot be read is a result, too. Raises TransientError or NotFoundError of the
+    store.
     """
     try:
         shard = shards.read(run, order)
-    except TransientError as error:
-        runs.check_answers(run)
-        return IngestedShard(order=order, unreachable=str(error))
     except CorruptError as error:
         return IngestedShard(order=order, problem=str(error))
     chain = filters(config.filter)

@@ -14,17 +14,12 @@ from dataclasses import dataclass, field, replace
 
 from storage import layout
 from storage.coordination import heartbeats, leases
-from storage.errors import (
-    UNREADABLE,
-    AstraFlowError,
-    CorruptError,
-    NotFoundError,
-    TransientError,
-)
+from storage.coordination.lifetime import SameFailure
+from storage.errors import UNREADABLE, AstraFlowError, CorruptError, NotFoundError, TransientError
 from storage.records.control import Lease
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order
-from storage.run import orders, runs, shards
+from storage.run import orders, shards
 from storage.run.quarantine import is_quarantined
 from storage.store.object_store import ObjectStore
 
@@ -35,10 +30,8 @@ LOOK_AHEAD_MAX = 1_024
 outstanding.
 """
 LOST_INTERVAL_S = 10.0
-"""Time between two checks whether an absent order was lost, which costs three requests."""
-UNREACHABLE_INTERVAL_S = 30.0
-"""Time between two tries of an order of which an object cannot be read, while the store answers for
-others: each try takes as long as the patience with the store.
+"""Time between two checks whether an absent order was lost, which costs three requests, and between
+two checks whether an order that counts as done has lost its shard, which costs up to five.
 """
 RECHECK_INTERVAL_MAX_S = 1.0
 """Longest time after which an order that another worker has leased is checked again."""
@@ -86,35 +79,45 @@ class OrderLeasing:
         self._recheck_at_s: dict[int, float] = {}
         self._to_recheck: list[int] = []
         """Orders that count as done and will be checked again, the next one last."""
+        self._recheck_done_at_s = clock()
+        self._failure = SameFailure()
         self._absent_until_s = (-1, 0.0)
         self._skipped: dict[int, str] = {}
-        """Open orders that are damaged, lost or unreachable, each with the reason for a person."""
+        """Open orders that are damaged or lost, each with the reason for a person."""
 
     def next(self) -> LeasedOrder | None:
         """Lease the lowest order that is neither done nor leased; None when there is none.
 
-        An order that cannot be read is passed over. Raises TransientError when the store answers
-        nothing.
+        Raises TransientError, which says what a person can do once the same one was raised before.
         """
         with self._lock:
-            if self._unchecked_below is None:
-                self._floor = self._unchecked_below = self._reported_floor()
-            number, num_open = self._floor, 0
-            while num_open < LOOK_AHEAD_MAX:
-                if self._is_candidate(number):
-                    try:
-                        leased = self._try_lease(number)
-                    except NotFoundError:
+            try:
+                leased = self._search()
+            except TransientError as error:
+                raise TransientError(self._failure.describe(error)) from error
+            self._failure.clear()
+            if leased is None:
+                self._recheck_done()
+            return leased
+
+    def _search(self) -> LeasedOrder | None:
+        if self._unchecked_below is None:
+            self._floor = self._unchecked_below = self._reported_floor()
+        number, num_open = self._floor, 0
+        while num_open < LOOK_AHEAD_MAX:
+            if self._is_candidate(number):
+                try:
+                    leased = self._try_lease(number)
+                except NotFoundError as error:
+                    if not self._is_lost(number):
                         break  # orders have no gaps: this one is not written yet
-                    except TransientError as error:
-                        self._skip(number, error)
-                        leased = None
-                    if leased is not None:
-                        return leased
-                num_open += number not in self._done
-                number += 1
-            self._recheck_done()
-            return None
+                    self._skip(number, error)
+                    leased = None
+                if leased is not None:
+                    return leased
+            num_open += number not in self._done
+            number += 1
+        return None
 
     def _is_lost(self, number: int) -> bool:
         """Return whether an absent order was written before; checked at an interval."""
@@ -147,7 +150,7 @@ class OrderLeasing:
         """Record that this worker no longer has the order."""
         with self._lock:
             self._leased.discard(leased.order.number)
-            self._recheck_later(leased.order.number, self._recheck_interval_s)
+            self._recheck_later(leased.order.number)
 
     def give_back(self, leased: LeasedOrder) -> None:
         """Release the lease, so that other workers may take the order at once."""
@@ -163,46 +166,35 @@ class OrderLeasing:
         )
 
     def _try_lease(self, number: int) -> LeasedOrder | None:
-        """Lease one order; None when it is done, leased elsewhere, damaged or lost.
-
-        Raises NotFoundError when it is not written yet.
-        """
+        """Lease one order; None when it is done, leased elsewhere or unreadable."""
         if shards.exists(self._run, number):
             self._mark_done(number)
             return None
         try:
             order = orders.read(self._run, number)
             lease = leases.take(self._run, number, self._worker, self._region, self._watch)
-        except (CorruptError, NotFoundError) as error:
-            if isinstance(error, NotFoundError) and not self._is_lost(number):
-                raise
+        except CorruptError as error:
             self._skip(number, error)
             return None
-        self._skipped.pop(number, None)
         if lease is None:
-            self._recheck_later(number, self._recheck_interval_s)
+            self._recheck_later(number)
             return None
         self._leased.add(number)
+        self._skipped.pop(number, None)
         return LeasedOrder(order, lease)
 
     def _skip(self, number: int, error: AstraFlowError) -> None:
-        """Pass over an order that is damaged, lost or unreachable; forever, when the dataflow has
-        closed it. Raises TransientError when the store answers nothing.
-        """
+        """Pass over an order that is damaged or lost; forever, when the dataflow has closed it."""
         if is_quarantined(self._run, layout.order(number)):
             self._mark_done(number)
             return
         if number not in self._skipped:
             log.warning("order %d is skipped: %s", number, error)
-        interval_s, advice = self._recheck_interval_s, ""
-        if isinstance(error, TransientError):
-            interval_s = UNREACHABLE_INTERVAL_S
-            advice = "; if this object alone fails, put a good copy of it back, or delete it"
-        self._skipped[number] = f"{layout.order(number)} cannot be leased: {error}{advice}"
-        self._recheck_later(number, interval_s)
+        self._skipped[number] = f"{layout.order(number)} cannot be leased: {error}"
+        self._recheck_later(number)
 
-    def _recheck_later(self, number: int, interval_s: float) -> None:
-        self._recheck_at_s[number] = self._clock() + interval_s
+    def _recheck_later(self, number: int) -> None:
+        self._recheck_at_s[number] = self._clock() + self._recheck_interval_s
 
     def _mark_done(self, number: int) -> None:
         self._watch.forget(number)
@@ -226,23 +218,26 @@ class OrderLeasing:
             return floor if floor and self._run.exists(layout.order(floor - 1)) else 0
         except (NotFoundError, *UNREADABLE):
             return 0
-        except TransientError:
-            runs.check_answers(self._run)
-            return 0
 
     def _recheck_done(self) -> None:
         """Check one order that counts as done, and open it if it has no shard.
 
-        Called while there is nothing to lease. A wrong report hides no order for ever, nor does a
-        shard that was lost before a batch listed it: after a restart, the dataflow waits for it.
+        Called while there is nothing to lease; does something at an interval. A wrong report hides
+        no order for ever, nor does a shard that was lost before a batch listed it: after a restart,
+        the dataflow waits for it. It waits for no order in quarantine, nor for such a shard.
         """
+        if self._clock() < self._recheck_done_at_s:
+            return
+        self._recheck_done_at_s = self._clock() + LOST_INTERVAL_S
         with suppress(TransientError):  # others answered in this search, and it is only a recheck
+            self._to_recheck = self._to_recheck or self._next_rechecks()
             if not self._to_recheck:
-                self._to_recheck = self._next_rechecks()
                 return
             number = self._to_recheck.pop()
             if not (
-                shards.exists(self._run, number) or is_quarantined(self._run, layout.order(number))
+                shards.exists(self._run, number)
+                or is_quarantined(self._run, layout.order(number))
+                or is_quarantined(self._run, layout.shard(number))
             ):
                 self._reopen(number)
 

@@ -38,6 +38,10 @@ SLEEP_MAX_S = 0.1
 """How long an event loop sleeps before it checks `stop` again."""
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
 """First and longest pause between two tries of a failing call; it doubles with each failure."""
+SAME_FAILURES = 5
+"""Equal failures in a row after which a person is told what to do, should one object be the cause.
+Each of them takes as long as the patience with the store.
+"""
 
 R = TypeVar("R")
 
@@ -55,6 +59,29 @@ def stop_reason(run: ObjectStore) -> str:
 def backoff_s(failures: int, first_s: float = BACKOFF_S, longest_s: float = BACKOFF_MAX_S) -> float:
     """Return the pause after consecutive failures: 0, `first_s`, then doubled up to `longest_s`."""
     return min(first_s * 2.0 ** min(failures - 1, 32), longest_s) if failures else 0.0
+
+
+class SameFailure:
+    """Describes failures of the store; adds what a person can do when the same one goes on."""
+
+    def __init__(self) -> None:
+        self._last, self._count = "", 0
+
+    def describe(self, error: TransientError) -> str:
+        """Return the error's message, with the advice after SAME_FAILURES equal ones."""
+        message = str(error)
+        self._count = self._count + 1 if message == self._last else 1
+        self._last = message
+        if self._count < SAME_FAILURES:
+            return message
+        return (
+            f"{message}; if this object alone fails, put a good copy of it back; an order or "
+            "shard can also be deleted, and then counts as lost"
+        )
+
+    def clear(self) -> None:
+        """Record that the store answered."""
+        self._last, self._count = "", 0
 
 
 class Lifetime:

@@ -3,7 +3,7 @@
 from functools import partial
 
 from storage import layout
-from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
+from storage.errors import ConfigError, ConflictError, CorruptError
 from storage.formats import json_values
 from storage.formats.json_objects import seal, unseal
 from storage.records.control import OrdersEnd
@@ -98,25 +98,11 @@ def is_lost(run: ObjectStore, number: int) -> bool:
 
 
 def next_number(run: ObjectStore, start: int = 0) -> int:
-    """Return the lowest number, not below `start`, that no order has or had.
-
-    Raises TransientError when the store does not answer.
-    """
-    absent = first_absent(partial(_is_present, run), start)
+    """Return the lowest number, not below `start`, that no order has or had."""
+    absent = first_absent(partial(exists, run), start)
     while is_lost(run, absent):
-        absent = first_absent(partial(_is_present, run), absent + 1)
+        absent = first_absent(partial(exists, run), absent + 1)
     return absent
-
-
-def _is_present(run: ObjectStore, number: int) -> bool:
-    """Return whether the order exists. An order that does not answer is present if the next number
-    answers: one bad object must not end the search.
-    """
-    try:
-        return exists(run, number)
-    except TransientError:
-        exists(run, number + 1)
-        return True
 
 
 def create_end(run: ObjectStore, number: int) -> None:

@@ -14,7 +14,7 @@ from storage.plain_names import RUN_ID, RunId
 from storage.records.control import Stop
 from storage.records.numbers import UnixTime
 from storage.records.types import Json
-from storage.store.object_store import CHECK_PATIENCE_S, ObjectStore, read_twice
+from storage.store.object_store import ObjectStore, read_twice
 
 STOP_BYTES_MAX = 1_000_000
 """Limit for `stop.json`, which every service reads every few seconds."""
@@ -103,13 +103,6 @@ def read_run(run: ObjectStore) -> RunRecord:
     if record.run_id != run.prefix.rstrip("/").rpartition("/")[2]:
         raise CorruptError(f"{run.url}/{layout.RUN} is the record of run {record.run_id}")
     return record
-
-
-def check_answers(run: ObjectStore) -> None:
-    """Raise TransientError when the store answers nothing. After one object could not be read, this
-    tells a store that is away from a fault of that object.
-    """
-    replace(run, patience_s=min(run.patience_s, CHECK_PATIENCE_S)).exists(layout.RUN)
 
 
 def read_run_config(run: ObjectStore) -> Json:

@@ -99,8 +99,3 @@ def test_bytes_changed_in_transfer_are_refused(memory_store: ObjectStore) -> Non
     body[len(body) // 2] ^= 1
     with pytest.raises(CorruptError):
         decode({**files, "solver.arrow": bytes(body)})
-
-
-def test_an_unreachable_shard_is_transferred_with_its_reason() -> None:
-    after = decode(encode(IngestedShard(order=5, unreachable="the file system failed")))
-    assert (after.order, after.problem, after.unreachable) == (5, "", "the file system failed")

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -8,12 +6,11 @@ from data_ops.algorithms.protocols import Curate
 from data_ops.dataflow.order_writer import REFUSALS_MAX, OrderWriter
 from data_ops.prompts.stream import PromptStream
 from storage import layout
-from storage.errors import NotFoundError, TransientError
+from storage.errors import NotFoundError
 from storage.records.rollouts import Order, Prompt, Shard
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from tests.support.runs.builders import shard
-from tests.support.runs.dataflow_world import OutageBackend, UnreachableBackend
 
 
 def ordering(run: ObjectStore, *curators: Curate) -> OrderWriter:
@@ -277,30 +274,3 @@ def test_a_lost_shard_is_seen_but_not_folded(memory_store: ObjectStore) -> None:
     odd = Odd()
     assert ordering(memory_store, odd).is_seen(0)
     assert odd.seen == []
-
-
-@pytest.mark.parametrize("key", ["orders/00000001.json", "shards/00000000.arrow"])
-def test_a_restart_continues_without_an_object_that_does_not_answer(
-    memory_store: ObjectStore, key: str
-) -> None:
-    writer = ordering(memory_store)
-    for number in range(4):
-        if number:
-            shards.create(memory_store, shard(order=number - 1))
-            writer.see(number - 1, shards.read(memory_store, number - 1))
-        write(memory_store, writer)
-    backend = UnreachableBackend(memory_store.backend, key)
-    odd = Odd()
-    restored = ordering(replace(memory_store, backend=backend, patience_s=1e-6), odd)
-    assert restored.next_number == 4
-    order_lost = key.startswith("orders")
-    assert [restored.is_seen(number) for number in range(3)] == [not order_lost, True, True]
-    assert [order for order, _ in odd.seen] == ([2] if order_lost else [1, 2])
-
-
-def test_a_restart_raises_an_error_when_nothing_answers(memory_store: ObjectStore) -> None:
-    write(memory_store, ordering(memory_store))
-    outage = OutageBackend(memory_store.backend)
-    outage.down.set()
-    with pytest.raises(TransientError, match="the store is away"):
-        ordering(replace(memory_store, backend=outage, patience_s=1e-6))

@@ -16,13 +16,14 @@ from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard, ingest
 from data_ops.prompts import BuiltinPrompts
 from storage import layout
 from storage.coordination.heartbeat_writer import HeartbeatWriter
+from storage.coordination.lifetime import SAME_FAILURES
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.batches import SequenceKey
-from storage.records.control import Stop, WaitReason
+from storage.records.control import Stop
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import FailureKind, Order, Prompt, Shard
 from storage.run import batches, orders, runs, shards
-from storage.run.quarantine import read_quarantine
+from storage.run.quarantine import quarantine_object, read_quarantine
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
 from tests.support.runs.builders import episode, group, row, sequence, shard, tensors
@@ -638,6 +639,48 @@ def test_pauses_double_during_a_store_outage_and_are_reset_after_it(
     assert lifetime.heartbeat.last.note == "the store does not answer: the store is away"
 
 
+@pytest.mark.parametrize("key", ["orders/00000001.json", "shards/00000000.arrow"])
+def test_the_heartbeat_tells_what_to_do_while_one_object_keeps_failing(
+    memory_store: ObjectStore, key: str
+) -> None:
+    simulation = world(memory_store)
+    simulation.dataflow().round()
+    simulation.play([0])
+    backend = UnreachableBackend(simulation.run.backend, key)
+    run = replace(simulation.run, backend=backend, patience_s=1e-6)
+    notes: list[str] = []
+
+    def keeps_failing(seconds: float) -> bool:
+        notes.append(lifetime.heartbeat.last.note)
+        if len(notes) == SAME_FAILURES:
+            backend.key = ""
+        return len(notes) == SAME_FAILURES + 1
+
+    lifetime = ScriptedLifetime(run, "dataflow", keeps_failing)
+    serve(lifetime, simulation.config, simulation.policies, 5)
+    waits = f"the store does not answer: runs/r/{key} is away"
+    advice = (
+        "; if this object alone fails, put a good copy of it back; an order or shard can also be "
+        "deleted, and then counts as lost"
+    )
+    assert notes == [waits] * (SAME_FAILURES - 1) + [waits + advice, ""]
+    assert read_quarantine(simulation.run) == {}
+
+
+def test_a_restarted_dataflow_does_not_wait_for_a_lost_shard_in_quarantine(
+    memory_store: ObjectStore,
+) -> None:
+    """Workers do not roll its order out again."""
+    simulation = world(memory_store, max_staleness=3, filter=[])
+    simulation.dataflow().round()
+    quarantine_object(simulation.run, layout.shard(0), "there is no object")
+    dataflow = simulation.dataflow()
+    assert 0 not in dataflow._outstanding
+    simulation.finish(dataflow)
+    simulation.check()
+    assert 0 not in {key.order for key in simulation.trained("solver")}
+
+
 def test_orders_after_many_unanswered_ones_are_found_in_turn(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -848,128 +891,3 @@ def test_the_newest_closed_order_can_be_lost(memory_store: ObjectStore) -> None:
     for number in range(last, orders.next_number(simulation.run)):
         simulation.run.delete(layout.order(number))
     assert simulation.dataflow().progress().orders > last
-
-
-ADVICE = (
-    "; put a good copy of the object back, or delete it: a deleted order is quarantined as lost, "
-    "and the order of a deleted shard is rolled out again"
-)
-
-
-def unreachable_run(run: ObjectStore, key: str, hides: bool = False) -> ObjectStore:
-    """The run with one key that never answers."""
-    return replace(run, backend=UnreachableBackend(run.backend, key, hides), patience_s=1e-6)
-
-
-@pytest.mark.parametrize("hides", [False, True])
-@pytest.mark.parametrize("max_staleness", [0, 3])
-def test_an_unreachable_shard_stops_no_other_order_and_is_reported(
-    memory_store: ObjectStore, max_staleness: int, hides: bool
-) -> None:
-    simulation = world(memory_store, max_staleness=max_staleness, filter=[])
-    dataflow = simulation.dataflow(unreachable_run(simulation.run, "shards/00000001.arrow", hides))
-    simulation.finish(dataflow)
-    simulation.check()
-    assert dataflow.unreachable == (
-        "the run goes on without order 1, since this fails while other objects can be read: "
-        f"runs/r/shards/00000001.arrow is away{ADVICE}"
-    )
-    assert read_quarantine(simulation.run) == {}
-    ingested = {number for batch in simulation.batches("solver") for number in batch.shards}
-    assert 1 not in ingested
-    assert {0, 2} <= ingested
-
-
-def test_an_unreachable_shard_is_ingested_when_it_answers_again(memory_store: ObjectStore) -> None:
-    simulation = world(memory_store, max_staleness=3, filter=[])
-    run = unreachable_run(simulation.run, "shards/00000000.arrow")
-    dataflow = simulation.dataflow(run)
-    dataflow.round()
-    simulation.play([0])
-    rounds(dataflow)
-    assert (0 in dataflow._outstanding, "order 0" in dataflow.unreachable) == (True, True)
-    run.backend.key = ""  # type: ignore[attr-defined]  # it is an UnreachableBackend
-    simulation.finish(dataflow)
-    simulation.check()
-    assert dataflow.unreachable == ""
-    assert 0 in {key.order for key in simulation.trained("solver")}
-
-
-def test_an_unreachable_order_stops_no_other_and_is_quarantined_when_deleted(
-    memory_store: ObjectStore,
-) -> None:
-    simulation = world(memory_store, max_staleness=3, filter=[])
-    run = unreachable_run(simulation.run, "orders/00000000.json")
-    dataflow = simulation.dataflow(run)
-    dataflow.round()
-    rounds(dataflow, 2 * len(simulation.open_orders()))
-    assert dataflow.unreachable == (
-        "the run goes on without order 0, since this fails while other objects can be read: "
-        f"runs/r/orders/00000000.json is away{ADVICE}"
-    )
-    assert read_quarantine(simulation.run) == {}
-    simulation.run.delete(layout.order(0))
-    run.backend.key = ""  # type: ignore[attr-defined]  # it is an UnreachableBackend
-    rounds(dataflow, 2 * len(simulation.open_orders()))
-    assert list(read_quarantine(simulation.run)) == [layout.order(0)]
-    simulation.finish(dataflow)
-    simulation.check()
-    assert dataflow.unreachable == ""
-
-
-@pytest.mark.parametrize("hides", [False, True])
-@pytest.mark.parametrize("key", ["orders/00000000.json", "orders/00000001.json"])
-def test_a_dataflow_restarts_beside_an_unreachable_order(
-    memory_store: ObjectStore, key: str, hides: bool
-) -> None:
-    simulation = world(memory_store, max_staleness=3, filter=[])
-    simulation.dataflow().round()
-    assert orders.next_number(simulation.run) == 2
-    simulation.play([0, 1])
-    dataflow = simulation.dataflow(unreachable_run(simulation.run, key, hides))
-    assert dataflow.progress().orders == 2
-    simulation.finish(dataflow)
-    simulation.check()
-    assert {0, 1} <= {key.order for key in simulation.trained("solver")}
-
-
-def test_the_heartbeat_names_an_unreachable_shard_while_the_run_waits_for_it(
-    memory_store: ObjectStore,
-) -> None:
-    simulation = world(memory_store, max_staleness=3, filter=[])
-    simulation.dataflow().round()
-    simulation.play([0])
-    run = unreachable_run(simulation.run, "shards/00000000.arrow")
-    lifetime = ScriptedLifetime(run, "dataflow", lambda _: len(lifetime.waits_s) == 4)
-    serve(lifetime, simulation.config, simulation.policies, 5)
-    last = lifetime.heartbeat.last
-    assert last.wait_reason is WaitReason.DAMAGED_OBJECT
-    assert last.note.startswith("the run goes on without order 0, since this fails while other")
-
-
-def test_a_round_raises_an_error_when_nothing_answers_after_a_shard_failed(
-    memory_store: ObjectStore,
-) -> None:
-    simulation = world(memory_store, max_staleness=3)
-    run = unreachable_run(simulation.run, "", hides=True)
-    dataflow = simulation.dataflow(run)
-    dataflow.round()
-    run.backend.key = "runs/r/"  # type: ignore[attr-defined]  # it is an UnreachableBackend
-    with pytest.raises(TransientError, match=r"run\.json is away"):
-        dataflow.round()
-    assert dataflow.unreachable == ""
-
-
-def test_a_restart_names_an_unreachable_shard_with_waiting_rows_and_what_to_do(
-    memory_store: ObjectStore,
-) -> None:
-    simulation = world(memory_store, filter=[])
-    dataflow = simulation.dataflow()
-    while not any(batch.waiting for batch in simulation.batches("solver")[-1:]):
-        simulation.train("solver")
-        dataflow.round()
-        simulation.play(simulation.open_orders())
-    waiting = simulation.batches("solver")[-1].waiting[0].order
-    run = unreachable_run(simulation.run, layout.shard(waiting))
-    with pytest.raises(TransientError, match="put a good copy of it back, or delete it"):
-        simulation.dataflow(run)

@@ -6,12 +6,11 @@ import pytest
 from data_ops.config import DataConfig
 from data_ops.dataflow.shard_ingest import IngestedGroups, all_rows, ingest_shard
 from storage import layout
-from storage.errors import NotFoundError, TransientError
+from storage.errors import NotFoundError
 from storage.records.rollouts import Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore, open_store
 from tests.support.runs.builders import episode, group, sequence, shard
-from tests.support.runs.dataflow_world import UnreachableBackend
 
 CONFIG = DataConfig.model_validate(
     {"prompts": {"builtin": "chained_addition"}, "samples_per_prompt": 2}
@@ -116,18 +115,3 @@ def test_unreadable_bytes_give_a_result_that_names_the_key(run: ObjectStore) -> 
 def test_a_missing_shard_raises_an_error(run: ObjectStore) -> None:
     with pytest.raises(NotFoundError):
         ingest_shard(run, 9, CONFIG, ["solver"], {})
-
-
-def test_an_unreachable_shard_gives_a_result_with_the_reason(run: ObjectStore) -> None:
-    backend = UnreachableBackend(run.backend, "shards/00000005", hides=True)
-    ingested = ingest_shard(
-        replace(run, backend=backend, patience_s=1e-6), 5, CONFIG, ["solver"], {}
-    )
-    assert (ingested.order, ingested.problem, dict(ingested.policies)) == (5, "", {})
-    assert ingested.unreachable == "shards/00000005.arrow is away"
-
-
-def test_a_store_that_answers_nothing_raises_an_error(run: ObjectStore) -> None:
-    backend = UnreachableBackend(run.backend, ".", hides=True)
-    with pytest.raises(TransientError, match=r"run\.json is away"):
-        ingest_shard(replace(run, backend=backend, patience_s=1e-6), 5, CONFIG, ["solver"], {})

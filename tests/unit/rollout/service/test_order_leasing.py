@@ -5,14 +5,11 @@ from typing import Any
 import pytest
 
 from rollout.service import order_leasing
-from rollout.service.order_leasing import (
-    LOST_INTERVAL_S,
-    UNREACHABLE_INTERVAL_S,
-    OrderLeasing,
-)
+from rollout.service.order_leasing import LOST_INTERVAL_S, OrderLeasing
 from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
+from storage.coordination.lifetime import SAME_FAILURES
 from storage.errors import ConflictError, TransientError
 from storage.records.control import Lease
 from storage.records.progress import DataflowProgress
@@ -26,6 +23,10 @@ from tests.support.runs import builders
 from tests.support.runs.dataflow_world import UnreachableBackend
 
 TTL_S = 12.0
+ADVICE = (
+    "; if this object alone fails, put a good copy of it back; an order or shard can also be "
+    "deleted, and then counts as lost"
+)
 
 
 class Clock:
@@ -59,6 +60,15 @@ def claims_of(run: ObjectStore, clock: Clock, worker: str = "a") -> OrderLeasing
 def numbers(*claims: OrderLeasing) -> list[int | None]:
     result = [each.next() for each in claims]
     return [claim.order.number if claim else None for claim in result]
+
+
+def poll(claims: OrderLeasing, clock: Clock, count: int) -> list[int | None]:
+    """Search `count` times, at the interval at which orders that count as done are checked."""
+    found = []
+    for _ in range(count):
+        clock.now_s += LOST_INTERVAL_S
+        found += numbers(claims)
+    return found
 
 
 def test_the_lowest_open_orders_are_leased_first_and_once(memory_store: ObjectStore) -> None:
@@ -197,8 +207,9 @@ def test_a_false_hint_hides_no_order_permanently(memory_store: ObjectStore) -> N
     shards.create(memory_store, builders.shard(order=2))
     with HeartbeatWriter(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
         pulse.update(progress=DataflowProgress(closed_below=3))
-    claims = claims_of(memory_store, Clock())
-    result = [number for number in numbers(*[claims] * 10) if number is not None]
+    clock = Clock()
+    claims = claims_of(memory_store, clock)
+    result = [number for number in poll(claims, clock, 8) if number is not None]
     assert result == [3, 1, 0]
 
 
@@ -252,46 +263,43 @@ def test_lost_orders_that_the_dataflow_closed_are_passed_over_for_ever(
     assert (claims.problem, claims._done) == ("", {1, 2, 3})
 
 
-@pytest.mark.parametrize("key", ["orders/00000000", "shards/00000000", "leases/00000000"])
-def test_an_order_that_does_not_answer_is_passed_over_and_tried_again_later(
+@pytest.mark.parametrize("key", ["orders/00000000", "leases/00000000"])
+def test_a_search_that_fails_at_the_same_object_tells_what_to_do(
     memory_store: ObjectStore, key: str
 ) -> None:
     run = memory_store.sub("r")
-    write_orders(run, 3)
-    backend = UnreachableBackend(run.backend, f"r/{key}", hides=True)
-    clock = Clock()
-    claims = claims_of(replace(run, backend=backend, patience_s=1e-6), clock)
-    assert numbers(claims, claims, claims) == [1, 2, None]
-    assert claims.problem.startswith(f"orders/00000000.json cannot be leased: r/{key}")
-    assert claims.problem.endswith(
-        " is away; if this object alone fails, put a good copy of it back, or delete it"
-    )
+    write_orders(run, 2)
+    backend = UnreachableBackend(run.backend)
+    claims = claims_of(replace(run, backend=backend, patience_s=1e-6), Clock())
+    held = claims.next()
+    assert held is not None
+    claims.give_back(held)
+    claims._recheck_at_s.clear()
+    backend.key = f"r/{key}"
+    messages = []
+    for _ in range(SAME_FAILURES):
+        with pytest.raises(TransientError) as caught:
+            claims.next()
+        messages.append(str(caught.value))
+    assert messages[0].startswith(f"r/{key}")
+    assert messages == [messages[0]] * (SAME_FAILURES - 1) + [messages[0] + ADVICE]
+    assert (claims.problem, claims._skipped) == ("", {})
     backend.key = ""
-    clock.now_s += UNREACHABLE_INTERVAL_S - 1.0
-    assert numbers(claims) == [None]
-    clock.now_s += 1.0
     assert numbers(claims) == [0]
-    assert claims.problem == ""
-
-
-def test_a_search_raises_an_error_when_nothing_answers(memory_store: ObjectStore) -> None:
-    write_orders(memory_store, 2)
-    backend = UnreachableBackend(memory_store.backend, ".", hides=True)
-    claims = claims_of(replace(memory_store, backend=backend, patience_s=1e-6), Clock())
-    with pytest.raises(TransientError):
+    backend.key = "r/orders/00000001"
+    with pytest.raises(TransientError) as caught:
         claims.next()
-    assert claims.problem == ""
-    backend.key = ""
-    assert numbers(claims) == [0]
+    assert str(caught.value) == "r/orders/00000001.json is away"
 
 
-def test_an_order_that_never_answers_hides_no_order_however_many_are_done(
+def test_an_order_in_progress_elsewhere_hides_no_order_however_many_are_done(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(order_leasing, "LOOK_AHEAD_MAX", 2)
     write_orders(memory_store, 5)
-    backend = UnreachableBackend(memory_store.backend, "orders/00000000")
-    claims = claims_of(replace(memory_store, backend=backend, patience_s=1e-6), Clock())
+    clock = Clock()
+    other, claims = claims_of(memory_store, clock, "b"), claims_of(memory_store, clock)
+    assert numbers(other) == [0]
     for number in range(1, 5):
         held = claims.next()
         assert held is not None
@@ -324,16 +332,13 @@ def test_a_lost_shard_that_a_restarted_dataflow_waits_for_is_leased_again(
     report(memory_store, closed_below=6)
     memory_store.delete(layout.shard(1))
     memory_store.delete(layout.shard(4))
-    assert numbers(*[claims] * 8) == [None] * 8  # the dataflow has ingested both
+    assert poll(claims, clock, 8) == [None] * 8  # the dataflow has ingested both
     report(memory_store, closed_below=2)
-    # one search reads the report, two check orders 5 and 4, and one finds the old lease of order 4
-    assert numbers(*[claims] * 4) == [None] * 4
-    clock.now_s += TTL_S
-    assert numbers(*[claims] * 8) == [4] + [None] * 7
+    # orders 5 and 4 are checked, and the old lease of order 4 is watched until it expires
+    assert poll(claims, clock, 6) == [None, None, None, None, 4, None]
     report(memory_store, closed_below=1)
-    assert numbers(*[claims] * 12) == [None] * 12
-    clock.now_s += TTL_S
-    assert numbers(claims) == [1]
+    found = poll(claims, clock, 12)
+    assert [number for number in found if number is not None] == [1]
 
 
 def test_a_lost_shard_above_an_order_in_progress_elsewhere_is_leased_again(
@@ -347,10 +352,11 @@ def test_a_lost_shard_above_an_order_in_progress_elsewhere_is_leased_again(
     finish(memory_store, claims, 3)
     assert (claims._floor, claims._done) == (0, {1, 2, 3})
     memory_store.delete(layout.shard(2))
-    assert numbers(*[claims] * 4) == [None] * 4  # the report, orders 3 and 2, the lease of 2
-    clock.now_s += TTL_S
-    other.renew(held)
-    assert numbers(claims, claims) == [2, None]
+    found = []
+    for _ in range(6):  # orders 3 and 2 are checked, and the old lease of order 2 is watched
+        other.renew(held)
+        found += poll(claims, clock, 1)
+    assert found == [None, None, None, None, 2, None]
 
 
 def test_a_quarantined_order_without_a_shard_is_not_leased_again(
@@ -360,11 +366,24 @@ def test_a_quarantined_order_without_a_shard_is_not_leased_again(
     body = memory_store.get(layout.order(1))
     memory_store.put(layout.order(1), b"{")
     quarantine_object(memory_store, layout.order(1), "invalid JSON")
-    claims = claims_of(memory_store, Clock())
+    clock = Clock()
+    claims = claims_of(memory_store, clock)
     finish(memory_store, claims, 2)
     assert claims.next() is None
     memory_store.put(layout.order(1), body)
-    assert numbers(*[claims] * 8) == [None] * 8
+    assert poll(claims, clock, 8) == [None] * 8
+
+
+def test_an_order_whose_lost_shard_is_in_quarantine_is_not_leased_again(
+    memory_store: ObjectStore,
+) -> None:
+    write_orders(memory_store, 3)
+    clock = Clock()
+    claims = claims_of(memory_store, clock)
+    finish(memory_store, claims, 3)
+    memory_store.delete(layout.shard(1))
+    quarantine_object(memory_store, layout.shard(1), "there is no object")
+    assert poll(claims, clock, 8) == [None] * 8
 
 
 class CountedReads:
@@ -386,17 +405,21 @@ class CountedReads:
         return getattr(self._backend, name)
 
 
-def test_a_search_that_finds_nothing_rechecks_one_order(memory_store: ObjectStore) -> None:
+def test_one_order_that_counts_as_done_is_checked_in_an_interval(
+    memory_store: ObjectStore,
+) -> None:
     write_orders(memory_store, 6)
     backend = CountedReads(memory_store.backend)
-    claims = claims_of(replace(memory_store, backend=backend), Clock())
+    clock = Clock()
+    claims = claims_of(replace(memory_store, backend=backend), clock)
     finish(memory_store, claims, 6)
     report(memory_store, closed_below=4)
-    claims.next()  # whether order 6 was lost is not checked again for a while
     counts = []
-    for _ in range(6):
+    for _ in range(8):
         before = backend.count
         assert claims.next() is None
         counts.append(backend.count - before)
-    # the shard and the order of number 6, and: orders 5, 4; the report, with order 3; again
-    assert counts == [3, 3, 4, 3, 3, 4]
+        clock.now_s += LOST_INTERVAL_S / 2
+    # The shard and the order of number 6; in every second search also three requests for whether
+    # it was lost, and one for the shard of order 5 or 4, before which two may read the report.
+    assert counts == [8, 2, 6, 2, 8, 2, 6, 2]

@@ -15,8 +15,10 @@ from storage.coordination import lifetime as lifetime_module
 from storage.coordination.lifetime import (
     CHECK_INTERVAL_S,
     CHECK_PATIENCE_S,
+    SAME_FAILURES,
     SLEEP_MAX_S,
     Lifetime,
+    SameFailure,
     StoppedError,
     backoff_s,
     stop_reason,
@@ -459,3 +461,17 @@ def test_the_default_times_are_short() -> None:
     assert lifetime_module.SLEEP_MAX_S <= 0.1
     assert lifetime_module.CHECK_INTERVAL_S <= 1.0
     assert lifetime_module.CHECK_PATIENCE_S <= 1.0
+
+
+def test_the_advice_is_given_when_the_same_failure_goes_on() -> None:
+    failure = SameFailure()
+    away, other = TransientError("a is away"), TransientError("b is away")
+    for _ in range(SAME_FAILURES - 1):
+        assert failure.describe(away) == "a is away"
+    assert failure.describe(other) == "b is away"
+    for _ in range(SAME_FAILURES - 1):
+        assert failure.describe(away) == "a is away"
+    assert failure.describe(away) == failure.describe(away)
+    assert failure.describe(away).startswith("a is away; if this object alone fails, put a good")
+    failure.clear()
+    assert failure.describe(away) == "a is away"

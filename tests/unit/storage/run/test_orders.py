@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 
 from storage import layout
-from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError, TransientError
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats import json_objects
 from storage.records.rollouts import Order, Prompt
 from storage.run import orders
 from storage.run.quarantine import quarantine_object
 from storage.store.object_store import ObjectStore
-from tests.support.runs.dataflow_world import UnreachableBackend
 from tests.support.stores.damaging_store import damages_first_reads
 
 
@@ -175,20 +174,3 @@ def test_an_order_that_is_written_during_the_check_is_not_lost(memory_store: Obj
 
     run = replace(memory_store, backend=WritesDuringTheCheck(memory_store.backend))
     assert not orders.is_lost(run, 0)
-
-
-@pytest.mark.parametrize("number", range(6))
-def test_the_next_number_follows_an_order_that_does_not_answer(
-    memory_store: ObjectStore, number: int
-) -> None:
-    for each in range(6):
-        orders.create(memory_store, order(each))
-    backend = UnreachableBackend(memory_store.backend, layout.order(number), hides=True)
-    assert orders.next_number(replace(memory_store, backend=backend, patience_s=1e-6)) == 6
-
-
-def test_the_next_number_is_not_searched_while_no_order_answers(memory_store: ObjectStore) -> None:
-    orders.create(memory_store, order(0))
-    backend = UnreachableBackend(memory_store.backend, "orders/", hides=True)
-    with pytest.raises(TransientError, match=r"orders/00000001\.json is away"):
-        orders.next_number(replace(memory_store, backend=backend, patience_s=1e-6))

@@ -3,7 +3,6 @@ tasks.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from tasks.recipes import loader
 from tasks.services import parallel_ingest
 from tasks.services.parallel_ingest import ParallelIngest
 from tests.support.runs.builders import shard
-from tests.support.runs.dataflow_world import UnreachableBackend
 
 
 class Future:
@@ -70,20 +68,6 @@ def test_each_task_ingests_a_few_shards_and_results_keep_their_order(
         == [(5, 0, 0, 0), (5, 0, 1, 0)]
     )
     assert ingested[4].shard is not None, "nothing is read twice within a process"
-
-
-def test_an_unreachable_shard_does_not_fail_the_others_of_its_task(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = UnreachableBackend(store.backend, "shards/00000001")
-    partly = replace(store, backend=backend, patience_s=1e-6)
-    monkeypatch.setattr(parallel_ingest, "open_store", lambda address: partly)
-    ingested = ParallelIngest(store, "r", 3, InlineRunner())([0, 1, 2])
-    assert [(each.order, each.unreachable, each.num_groups) for each in ingested] == [
-        (0, "", 1),
-        (1, "runs/r/shards/00000001.arrow is away", 0),
-        (2, "", 1),
-    ]
 
 
 def test_a_window_is_full_when_all_its_tasks_are_used(
