@@ -17,7 +17,12 @@ import numpy as np
 from rollout.config import EngineConfig
 from rollout.engines.engine import NO_VERSION, EngineFailedError, Generation, SamplingParams
 from rollout.engines.requests import checked_prompt
-from rollout.engines.sglang.answers import read_answer, request_body, version_label
+from rollout.engines.sglang.answers import (
+    has_spans,
+    read_answer,
+    request_body,
+    version_label,
+)
 from rollout.engines.sglang.server_api import ServerApi, ServerLostError, ServerRefusedError
 from rollout.engines.sglang.server_process import ServerProcess
 from rollout.engines.sglang.weights_folder import weights_folder
@@ -59,6 +64,8 @@ class _Server:
     """Grows with each restart: a request that saw an older one need not restart it again."""
     losses: int = 0
     """Since the last answer."""
+    has_spans: bool = True
+    """Whether it names the version of each token; otherwise answers end before new weights."""
     began: bool = False
     """Whether it was ready once; one that never was has settings with which it cannot start."""
 
@@ -239,7 +246,7 @@ class SglangRolloutEngine:
                 server.idle.set()
         server.answers += 1
         server.losses = 0
-        return read_answer(answer, sampling, limit, self._id, self._version)
+        return read_answer(answer, sampling, limit, self._id)
 
     # Weights.
 
@@ -275,17 +282,25 @@ class SglangRolloutEngine:
                 if server not in self._ready:
                     await self._wait_until_ready(server)
                     self._ready.add(server)
-                    server.began = True
                     changed = tensors
                 await self._update(server, version, changed)
+                if not server.began:
+                    server.has_spans = await self._names_versions(server)
+                    server.began = True
                 return
             except ServerLostError as error:
                 await self._restart(server, error)
 
+    async def _names_versions(self, server: _Server) -> bool:
+        """Find out by a request of one token."""
+        probe = SamplingParams(max_new_tokens=1)
+        body = request_body(uuid.uuid4().hex, (0,), 1, probe, vocab=self._vocab, prefix_key="probe")
+        return has_spans(await server.api.generate(body))
+
     async def _update(
         self, server: _Server, version: int, changed: Mapping[str, HostTensor]
     ) -> None:
-        kv_cache = self._config.sglang.kv_cache
+        kv_cache = self._config.sglang.kv_cache if server.has_spans else "drain"
         folder = weights_folder(changed)
         path = await in_system_thread(folder.__enter__)
         try:

@@ -11,6 +11,8 @@ from storage.records.weights import HostTensor
 from tests.support.models.chain_model import CONFIG, counting
 from tests.support.sglang_peer import Peer, counted, sglang_peer
 
+PROBES = 1
+"""Requests of the engine's own, at the first load."""
 THREE = SamplingParams(max_new_tokens=3)
 MakeEngine = Callable[..., Awaitable[SglangRolloutEngine]]
 
@@ -97,8 +99,22 @@ async def test_an_update_treats_the_kv_cache_as_the_recipe_says(
 ) -> None:
     await engine_at([peer], kv_cache=kv_cache)
     assert [
-        (path, body.get("mode", body.get("flush_cache"))) for path, body in peer.calls
+        (path, body.get("mode", body.get("flush_cache")))
+        for path, body in peer.calls
+        if path != "/generate"  # the probe
     ] == expected
+
+
+async def test_answers_of_a_server_without_spans_end_before_new_weights(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    peer.names_versions = False
+    engine = await engine_at([peer])
+    peer.calls.clear()
+    await engine.load(1, counting(2))
+    assert peer.paths() == ["/update_weights_from_disk"]
+    answer = await engine.generate([1], THREE)
+    assert [(span.version, span.start, span.end) for span in answer.spans] == [(1, 0, 3)]
 
 
 async def test_a_refused_update_keeps_the_version_and_continues_generation(
@@ -206,11 +222,11 @@ async def test_equal_prompts_go_to_one_server_and_others_are_spread(
     engine = await engine_at([peer, second_peer])
     for _ in range(6):
         await engine.generate([7, 7, 7], THREE)
-    counts = [one.paths().count("/generate") for one in (peer, second_peer)]
+    counts = [one.paths().count("/generate") - PROBES for one in (peer, second_peer)]
     assert sorted(counts) == [0, 6]
     for token in range(12):
         await engine.generate([token], THREE)
-    assert all(one.paths().count("/generate") > 0 for one in (peer, second_peer))
+    assert all(one.paths().count("/generate") > PROBES for one in (peer, second_peer))
 
 
 async def test_every_server_gets_new_weights(
@@ -239,4 +255,4 @@ async def test_prompts_share_cached_prefixes_within_one_version_only(
     await engine.load(1, counting(2))
     await engine.generate([1], THREE)
     keys = [body["extra_key"] for path, body in peer.calls if path == "/generate"]
-    assert [key.rpartition("-")[2] for key in keys] == ["0", "1"]
+    assert [key.rpartition("-")[2] for key in keys[PROBES:]] == ["0", "1"]
