@@ -82,7 +82,7 @@ def sglang_peer() -> Iterator[Peer]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._reply((200, {}))
+            self._reply((200, {"weight_version": peer.label}))
 
         def do_POST(self) -> None:
             peer.keys.append(self.headers.get("Authorization"))

@@ -82,8 +82,10 @@ def read_answer(answer: Json, sampling: SamplingParams, limit: int, engine_id: s
     try:
         info = answer["meta_info"]
         tokens = np.array(answer["output_ids"], dtype=np.int32)
-        logprobs = _logprobs(info, sampling, tokens)
         reason = str(info["finish_reason"]["type"])
+        if reason == "abort" and not len(tokens):
+            return aborted()
+        logprobs = _logprobs(info, sampling, tokens)
         spans = _spans(info, len(tokens), engine_id)
     except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
         raise EngineFailedError(
@@ -143,6 +145,11 @@ def _version(label: str, engine_id: str) -> int:
             "worker use the same server?"
         )
     return int(number)
+
+
+def aborted() -> Generation:
+    """Return the answer to a request that was aborted before its first token."""
+    return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "abort")
 
 
 def has_spans(answer: Json) -> bool:

@@ -74,6 +74,14 @@ def test_an_answer_that_cannot_be_true_is_refused(changes: dict[str, Any], messa
         read_answer(answer(**changes), SAMPLED, 4, "abc")
 
 
+def test_a_request_that_was_aborted_while_it_waited_has_no_tokens() -> None:
+    waiting = answer(output_ids=[], finish_reason={"type": "abort"})
+    del waiting["meta_info"]["output_token_logprobs"]
+    generation = read_answer(waiting, SamplingParams(top_p=0.5), 4, "abc")
+    assert (len(generation.tokens), generation.spans) == (0, ())
+    assert generation.finish_reason == "abort"
+
+
 def test_more_tokens_than_asked_for_are_refused() -> None:
     with pytest.raises(EngineFailedError, match="2 tokens, and 1 were asked for"):
         read_answer(answer(), SAMPLED, 1, "abc")
