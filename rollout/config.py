@@ -1,6 +1,9 @@
 """Settings of rollout workers, engines, workflows and sampling. Imports no torch."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator
 
 from storage.config_model import (
     Attempts,
@@ -17,6 +20,7 @@ from storage.config_model import (
     Threads,
     Tokens,
 )
+from storage.store.addresses import holds_credentials
 
 
 class SamplingConfig(Frozen):
@@ -50,6 +54,25 @@ class WorkflowConfig(Frozen):
     """Limit of the CPU seconds for judging one answer; beyond it the episode has failed."""
 
 
+def _check_server_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ValueError("must be an address with a port, such as http://127.0.0.1:30000")
+    if holds_credentials(url):
+        raise ValueError(
+            "contains a user, a password or a token, and recipes are stored; set "
+            "ASTRAFLOW_SGLANG_API_KEY instead"
+        )
+    return url
+
+
+ServerUrl: TypeAlias = Annotated[str, AfterValidator(_check_server_url)]
+
+
 class SglangConfig(Frozen):
     """The SGLang servers of the engine `sglang`: its own, or running ones by URL."""
 
@@ -66,9 +89,10 @@ class SglangConfig(Frozen):
     """
     server_args: tuple[str, ...] = ()
     """Further arguments of `sglang.launch_server`: `[--attention-backend, fa3]`."""
-    urls: tuple[str, ...] = ()
-    """Servers that run already (`http://10.0.0.5:30000`), for this worker alone. Their API key is
-    in the environment variable ASTRAFLOW_SGLANG_API_KEY. Empty: the worker starts its own server.
+    urls: tuple[ServerUrl, ...] = ()
+    """Servers that run already on the worker's machine (`http://127.0.0.1:30000`), for this worker
+    alone. Their API key is in the environment variable ASTRAFLOW_SGLANG_API_KEY. Empty: the worker
+    starts its own server.
     """
 
 

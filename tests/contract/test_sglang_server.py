@@ -28,8 +28,8 @@ SETTINGS = EngineConfig(
 START = f"""
 import json, sys, time
 from rollout.config import EngineConfig
-from rollout.engines.sglang.server_process import ServerProcess
-server = ServerProcess(EngineConfig(**json.loads({SETTINGS.model_dump_json()!r})), {CONFIG!r})
+from rollout.engines.sglang.server_process import ServerProcess, served_config
+server = ServerProcess(EngineConfig(**json.loads({SETTINGS.model_dump_json()!r})), served_config({CONFIG!r}))
 print(server.pid, flush=True)
 time.sleep(3600)
 """
@@ -59,6 +59,14 @@ async def test_a_killed_server_is_started_again_with_the_newest_weights(
         assert answer.tokens.tolist() == [(start + 2 * i) % VOCAB for i in range(1, 2001)]
         assert [(span.version, span.start, span.end) for span in answer.spans] == [(1, 0, 2000)]
     assert not set(first) & set(engine.server_pids())
+    listening = {
+        connection.laddr.ip
+        for pid in engine.server_pids()
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
     await engine.load(2, counting(3))
     assert (await engine.generate([0], SamplingParams(max_new_tokens=1))).tokens.tolist() == [3]
 

@@ -25,6 +25,8 @@ class Peer:
     url: str = ""
     label: str = "default"
     """Its `weight_version`."""
+    names_versions: bool = True
+    """Whether answers have the version of each token; servers before 0.5.21 give one for all."""
     calls: list[tuple[str, Json]] = field(default_factory=list)
     """Path and body of each call that changes or asks something, in order."""
     keys: list[str | None] = field(default_factory=list)
@@ -49,7 +51,10 @@ class Peer:
         if path == "/update_weights_from_disk":
             self.label = body["weight_version"]
         if path == "/generate":
-            return 200, counted(body, self.label)
+            reply = counted(body, self.label)
+            if not self.names_versions:
+                del reply["meta_info"]["weight_versions"]
+            return 200, reply
         return 200, {"success": True}
 
 
@@ -62,6 +67,7 @@ def counted(body: Json, label: str, finish: str = "length") -> Json:
         "meta_info": {
             "finish_reason": {"type": finish},
             "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+            "weight_version": label,
             "weight_versions": [{"version": label, "start": 0, "end": length}],
         },
     }
@@ -76,7 +82,7 @@ def sglang_peer() -> Iterator[Peer]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self._reply((200, {}))
+            self._reply((200, {"weight_version": peer.label}))
 
         def do_POST(self) -> None:
             peer.keys.append(self.headers.get("Authorization"))

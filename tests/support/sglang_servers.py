@@ -7,7 +7,7 @@ import time
 import httpx
 
 from rollout.config import EngineConfig, SglangConfig
-from rollout.engines.sglang.server_process import ServerProcess
+from rollout.engines.sglang.server_process import ServerProcess, served_config
 from storage.records.types import Json
 
 SGLANG_PYTHON = os.environ.get("ASTRAFLOW_TEST_SGLANG_PYTHON", "")
@@ -30,7 +30,7 @@ class Servers:
         """Return a server of the model that is ready, started if there is none."""
         key = json.dumps(model_config, sort_keys=True, default=str)
         if key not in self._by_model:
-            self._by_model[key] = ServerProcess(CONFIG, model_config)
+            self._by_model[key] = ServerProcess(CONFIG, served_config(model_config))
         server = self._by_model[key]
         while not self._is_ready(server):
             assert server.ended() == ""

@@ -73,13 +73,8 @@ def _is_restricted(sampling: SamplingParams) -> bool:
     return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
 
 
-def read_answer(
-    answer: Json, sampling: SamplingParams, limit: int, engine_id: str, version: int
-) -> Generation:
+def read_answer(answer: Json, sampling: SamplingParams, limit: int, engine_id: str) -> Generation:
     """Return the answer as `Generation`.
-
-    Args:
-        version: of all tokens, where the server does not tell.
 
     Raises:
         EngineFailedError: the answer is not one to this request, or other weights sampled it.
@@ -87,9 +82,11 @@ def read_answer(
     try:
         info = answer["meta_info"]
         tokens = np.array(answer["output_ids"], dtype=np.int32)
-        logprobs = _logprobs(info, sampling, tokens)
         reason = str(info["finish_reason"]["type"])
-        spans = _spans(info, len(tokens), engine_id, version)
+        if reason == "abort" and not len(tokens):
+            return aborted()
+        logprobs = _logprobs(info, sampling, tokens)
+        spans = _spans(info, len(tokens), engine_id)
     except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
         raise EngineFailedError(
             f"SGLang gave an answer that is not one: {type(error).__name__}: {error}"
@@ -125,10 +122,10 @@ def _logprobs(info: Json, sampling: SamplingParams, tokens: "np.ndarray[Any, Any
     return np.minimum(logprobs, np.float32(0.0))
 
 
-def _spans(info: Json, length: int, engine_id: str, version: int) -> tuple[VersionSpan, ...]:
+def _spans(info: Json, length: int, engine_id: str) -> tuple[VersionSpan, ...]:
     entries = info.get("weight_versions")
-    if entries is None:
-        return (VersionSpan(version, 0, length),) if length else ()
+    if entries is None:  # an older server, whose weights change between two answers only
+        entries = [{"version": info["weight_version"], "start": 0, "end": length}]
     spans = tuple(
         VersionSpan(_version(entry["version"], engine_id), int(entry["start"]), int(entry["end"]))
         for entry in entries
@@ -150,7 +147,12 @@ def _version(label: str, engine_id: str) -> int:
     return int(number)
 
 
+def aborted() -> Generation:
+    """Return the answer to a request that was aborted before its first token."""
+    return Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "abort")
+
+
 def has_spans(answer: Json) -> bool:
-    """Return whether a server names the version of each token."""
+    """Return whether a server names the version of each token; those before 0.5.21 do not."""
     info = answer.get("meta_info")
     return isinstance(info, dict) and isinstance(info.get("weight_versions"), list)

@@ -72,6 +72,16 @@ class ServerApi:
         }
         await self._post("/update_weights_from_disk", body, None)
 
+    async def label(self) -> str:
+        """Return its name of the weights it holds; `default` after a start."""
+        try:
+            response = await self._client.get("/model_info", timeout=CONTROL_TIMEOUT_S)
+            return str(response.json()["weight_version"])
+        except (httpx.HTTPError, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise ServerLostError(
+                f"the SGLang server at {self.url} does not answer: {type(error).__name__} {error}"
+            ) from error
+
     async def is_ready(self) -> bool:
         """Return whether the server answers at all."""
         try:
@@ -111,7 +121,7 @@ class ServerApi:
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         try:
             response = await self._client.post(path, json=body, timeout=timeout)
-        except (httpx.HTTPError, OSError) as error:
+        except (httpx.HTTPError, OSError, RuntimeError) as error:  # RuntimeError: it was closed
             raise ServerLostError(
                 f"the SGLang server at {self.url} does not answer: "
                 f"{type(error).__name__} {error}".rstrip()

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from storage.written_files import write_inside
 
 LAUNCH = Path(__file__).with_name("launch.py")
 HOST = "127.0.0.1"
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 SLACK_TOKENS = 8
 """SGLang reserves some tokens of the context; so many more are asked for."""
 LOG_TAIL_CHARACTERS = 2000
@@ -38,16 +38,17 @@ class ServerProcess:
     """One server, started with random weights; the engine loads the real ones."""
 
     def __init__(self, config: EngineConfig, model_config: Json) -> None:
-        """Start the server; it is ready some time later.
+        """Start the server of a `served_config`; it is ready some time later.
 
         Raises:
             ConfigError: the interpreter or the device cannot be used.
         """
         self.api_key = secrets.token_hex(16)
-        self._folder = Path(tempfile.mkdtemp(prefix="astraflow-sglang-"))
-        write_inside(
-            self._folder / "model", "config.json", json.dumps(served_config(model_config)).encode()
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="astraflow-sglang-", ignore_cleanup_errors=True
         )
+        self._folder = Path(self._temporary.name)
+        write_inside(self._folder / "model", "config.json", json.dumps(model_config).encode())
         port = _free_port()
         self.url = f"http://{HOST}:{port}"
         self._log = self._folder / "server.log"
@@ -67,11 +68,11 @@ class ServerProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd=self._folder,
-                    env=_environment(config),
+                    env=_environment(config, self._folder),
                     start_new_session=True,
                 )
             except OSError as error:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                self._temporary.cleanup()
                 raise ConfigError(
                     f"rollout.engine.sglang.python {config.sglang.python!r} cannot be started: "
                     f"{error}"
@@ -112,7 +113,7 @@ class ServerProcess:
         if self._process.stdin:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._temporary.cleanup()
 
     def _last_words(self) -> str:
         with suppress(OSError):
@@ -124,12 +125,15 @@ class ServerProcess:
 def served_config(model_config: Json) -> Json:
     """Return the model's `config.json` for the server.
 
-    Without end tokens: a request names its own. With the class of the model, which SGLang needs.
+    Without end tokens: a request names its own, and the class of the model would add its default
+    if the key were absent. With the class of the model, which SGLang needs.
 
     Raises:
         ConfigError: transformers knows no causal language model of this type.
     """
-    served = {name: value for name, value in model_config.items() if name != "eos_token_id"}
+    served: Json = {**model_config, "eos_token_id": None}
+    if isinstance(text := served.get("text_config"), dict):
+        served["text_config"] = {**text, "eos_token_id": None}
     if not served.get("architectures"):
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -158,6 +162,9 @@ def server_args(config: EngineConfig, model: Path, port: int) -> list[str]:
         args += ["--disable-overlap-schedule", "--max-total-tokens", str(cache_tokens)]
     elif cuda:
         args += ["--device", "cuda", "--base-gpu-id", cuda[1] or "0"]
+        if sglang.kv_cache == "keep":
+            # With it, the token that is in progress at new weights would count as theirs.
+            args += ["--disable-overlap-schedule"]
     else:
         raise ConfigError(
             f"rollout.engine.device {config.device!r} cannot be used by sglang; use cpu, cuda or "
@@ -168,13 +175,20 @@ def server_args(config: EngineConfig, model: Path, port: int) -> list[str]:
     return [*args, *sglang.server_args]
 
 
-def _environment(config: EngineConfig) -> dict[str, str]:
+def _environment(config: EngineConfig, folder: Path) -> dict[str, str]:
     variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith((*FOREIGN_VARIABLES, "PYTHON"))
     }
-    variables |= {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1", "HF_HUB_OFFLINE": "1"}
+    variables |= {
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+        "HF_HUB_OFFLINE": "1",
+        # By a file and by the loopback interface: a TCP store of torch listens on all interfaces.
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{folder}/rendezvous",
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "NCCL_SOCKET_IFNAME": LOOPBACK,
+    }
     if config.device == "cpu":
         variables |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(config.threads)}
     return variables

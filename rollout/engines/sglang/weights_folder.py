@@ -1,7 +1,6 @@
 """Weights as a folder of safetensors files in memory, from which a server on this machine reads."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,8 +24,8 @@ def weights_folder(tensors: Mapping[str, HostTensor]) -> Iterator[Path]:
         ConfigError: there is no space for them.
     """
     parent = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else Path(tempfile.gettempdir())
-    folder = Path(tempfile.mkdtemp(prefix="astraflow-weights-", dir=parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix="astraflow-weights-", dir=parent) as name:
+        folder = Path(name)
         try:
             for number, part in enumerate(_parts(tensors)):
                 write_inside(folder, f"model-{number:05d}.safetensors", to_safetensors(part))
@@ -36,8 +35,6 @@ def weights_folder(tensors: Mapping[str, HostTensor]) -> Iterator[Path]:
                 f"{parent} more space"
             ) from error
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _parts(tensors: Mapping[str, HostTensor]) -> Iterator[dict[str, HostTensor]]:

@@ -108,7 +108,7 @@ def test_no_second_index_is_used_for_all_packages() -> None:
         for line in makefile.splitlines()
         if line.startswith("\t") and "FROM_TORCH_INDEX" in line
     ]
-    assert len(uses) == 2
+    assert len(uses) == 3
     assert all("requirements/torch.txt" in line and "locked.txt" not in line for line in uses)
 
 

@@ -26,6 +26,7 @@ WRITERS = {
     "tasks/maintenance/export_folder.py write os.replace": "renames what `write_inside` wrote, by the same names",
     "tasks/maintenance/export_folder.py write rmtree": "deletes the temporary folder of its own making",
     "rollout/rewards/math_judge.py main os.fdopen": "the judge's pipe",
+    "rollout/engines/sglang/server_process.py __init__ open": "the log, in a new folder of its own",
 }
 """Every call that may write a file → why its name cannot come from a stored object."""
 MODES = frozenset("wax+")

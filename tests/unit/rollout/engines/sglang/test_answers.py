@@ -23,7 +23,7 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 
 def test_an_answer_becomes_a_generation() -> None:
-    generation = read_answer(answer(), SAMPLED, 4, "abc", 4)
+    generation = read_answer(answer(), SAMPLED, 4, "abc")
     assert generation.tokens.tolist() == [7, 2]
     assert generation.logprobs.tolist() == [-0.5, -1.5]
     assert [(s.version, s.start, s.end) for s in generation.spans] == [(3, 0, 1), (4, 1, 2)]
@@ -32,19 +32,20 @@ def test_an_answer_becomes_a_generation() -> None:
 
 def test_greedy_tokens_have_log_probability_zero() -> None:
     greedy = SamplingParams(temperature=0, stop_ids=(2,))
-    assert read_answer(answer(), greedy, 4, "abc", 4).logprobs.tolist() == [0.0, 0.0]
+    assert read_answer(answer(), greedy, 4, "abc").logprobs.tolist() == [0.0, 0.0]
 
 
 def test_restricted_sampling_uses_the_log_probabilities_over_the_kept_tokens() -> None:
     restricted = SamplingParams(top_p=0.9, stop_ids=(2,))
     generation = read_answer(
-        answer(output_token_sampling_logprobs=[-0.25, -1.0]), restricted, 4, "abc", 4
+        answer(output_token_sampling_logprobs=[-0.25, -1.0]), restricted, 4, "abc"
     )
     assert generation.logprobs.tolist() == [-0.25, -1.0]
 
 
-def test_an_answer_without_spans_has_the_version_of_the_engine() -> None:
-    generation = read_answer(answer(weight_versions=None), SAMPLED, 4, "abc", 9)
+def test_an_answer_without_spans_has_one_version() -> None:
+    old = answer(weight_versions=None, weight_version="abc-9")
+    generation = read_answer(old, SAMPLED, 4, "abc")
     assert [(s.version, s.start, s.end) for s in generation.spans] == [(9, 0, 2)]
 
 
@@ -70,17 +71,25 @@ def test_an_answer_without_spans_has_the_version_of_the_engine() -> None:
 )
 def test_an_answer_that_cannot_be_true_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineFailedError, match=message):
-        read_answer(answer(**changes), SAMPLED, 4, "abc", 4)
+        read_answer(answer(**changes), SAMPLED, 4, "abc")
+
+
+def test_a_request_that_was_aborted_while_it_waited_has_no_tokens() -> None:
+    waiting = answer(output_ids=[], finish_reason={"type": "abort"})
+    del waiting["meta_info"]["output_token_logprobs"]
+    generation = read_answer(waiting, SamplingParams(top_p=0.5), 4, "abc")
+    assert (len(generation.tokens), generation.spans) == (0, ())
+    assert generation.finish_reason == "abort"
 
 
 def test_more_tokens_than_asked_for_are_refused() -> None:
     with pytest.raises(EngineFailedError, match="2 tokens, and 1 were asked for"):
-        read_answer(answer(), SAMPLED, 1, "abc", 4)
+        read_answer(answer(), SAMPLED, 1, "abc")
 
 
 def test_a_stop_at_a_token_that_is_no_stop_id_is_refused() -> None:
     with pytest.raises(EngineFailedError, match="stopped after token 2"):
-        read_answer(answer(), SamplingParams(stop_ids=(3,)), 4, "abc", 4)
+        read_answer(answer(), SamplingParams(stop_ids=(3,)), 4, "abc")
 
 
 def body_of(sampling: SamplingParams, vocab: int = 1000) -> dict[str, Any]:

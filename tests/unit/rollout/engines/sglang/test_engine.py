@@ -7,10 +7,13 @@ from rollout.config import EngineConfig, SglangConfig
 from rollout.engines.engine import EngineFailedError, SamplingParams
 from rollout.engines.sglang.engine import ABORTS_MAX, SglangRolloutEngine
 from storage.errors import ConfigError
+from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor
 from tests.support.models.chain_model import CONFIG, counting
 from tests.support.sglang_peer import Peer, counted, sglang_peer
 
+PROBES = 1
+"""Requests of the engine's own, at the first load."""
 THREE = SamplingParams(max_new_tokens=3)
 MakeEngine = Callable[..., Awaitable[SglangRolloutEngine]]
 
@@ -95,10 +98,24 @@ async def test_only_changed_tensors_are_sent(peer: Peer, engine_at: MakeEngine) 
 async def test_an_update_treats_the_kv_cache_as_the_recipe_says(
     peer: Peer, engine_at: MakeEngine, kv_cache: str, expected: list[tuple[str, object]]
 ) -> None:
-    await engine_at([peer], kv_cache=kv_cache)
+    engine = await engine_at([peer], kv_cache=kv_cache)
+    peer.calls.clear()
+    await engine.load(1, counting(2))
     assert [
         (path, body.get("mode", body.get("flush_cache"))) for path, body in peer.calls
     ] == expected
+
+
+async def test_answers_of_a_server_without_spans_end_before_new_weights(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    peer.names_versions = False
+    engine = await engine_at([peer])
+    peer.calls.clear()
+    await engine.load(1, counting(2))
+    assert peer.paths() == ["/update_weights_from_disk"]
+    answer = await engine.generate([1], THREE)
+    assert [(span.version, span.start, span.end) for span in answer.spans] == [(1, 0, 3)]
 
 
 async def test_a_refused_update_keeps_the_version_and_continues_generation(
@@ -135,6 +152,133 @@ async def test_requests_that_lose_one_server_together_restart_it_once(
     answers = await asyncio.gather(*(engine.generate([token], THREE) for token in (1, 2, 3)))
     assert [answer.tokens.tolist() for answer in answers] == [[2, 3, 4], [3, 4, 5], [4, 5, 6]]
     assert len(peer.tensors) == 2
+
+
+async def test_a_request_that_is_asked_while_a_lost_server_starts_waits_for_it(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    loop = asyncio.get_running_loop()
+    loading, more_asked = asyncio.Event(), asyncio.Event()
+
+    def last_is_lost(_: dict[str, object]) -> None:
+        loop.call_soon_threadsafe(more_asked.set)
+
+    def slow_update(_: dict[str, object]) -> None:
+        loop.call_soon_threadsafe(loading.set)
+        asyncio.run_coroutine_threadsafe(more_asked.wait(), loop).result()
+
+    peer.replies["/generate"] = [*[lambda _: None] * 3, last_is_lost]
+    peer.replies["/update_weights_from_disk"] = [slow_update]
+    first = asyncio.ensure_future(engine.generate([1], THREE))
+    await loading.wait()
+    later = [asyncio.ensure_future(engine.generate([token], THREE)) for token in (2, 3, 4)]
+    answers = await asyncio.gather(first, *later)
+    assert [answer.tokens.tolist()[0] for answer in answers] == [2, 3, 4, 5]
+
+
+async def test_a_server_whose_replacement_was_not_awaited_gets_all_tensors(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    first = counting(1)
+    engine = await engine_at([peer])
+    await engine.load(1, first)
+    loop, updating = asyncio.get_running_loop(), asyncio.Event()
+
+    def fail(_: dict[str, object]) -> None:
+        loop.call_soon_threadsafe(updating.set)
+
+    peer.replies["/generate"], peer.replies["/update_weights_from_disk"] = [lambda _: None], [fail]
+    request = asyncio.ensure_future(engine.generate([1], THREE))
+    await updating.wait()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await engine.load(2, changed(first, "lm_head.weight"))
+    assert peer.label.endswith("-2")
+    assert sorted(first) in peer.tensors[2:]
+
+
+async def test_a_server_that_restarted_without_a_lost_request_gets_all_tensors(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    first = counting(1)
+    engine = await engine_at([peer])
+    await engine.load(1, first)
+    peer.label = "default"
+    await engine.load(2, changed(first, "lm_head.weight"))
+    assert peer.tensors[-1] == sorted(first)
+
+
+async def test_weights_of_another_client_end_the_engine_at_the_next_load(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    peer.label = "0badcafe-7"
+    with pytest.raises(EngineFailedError, match="which another client loaded"):
+        await engine.load(1, counting(2))
+
+
+async def test_the_versions_of_servers_that_were_updated_before_a_failure_are_known(
+    peer: Peer, second_peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer, second_peer])
+    second_peer.replies["/update_weights_from_disk"] = [lambda _: (400, {"message": "no space"})]
+    with pytest.raises(ConfigError, match="no space"):
+        await engine.load(1, counting(2))
+    assert (peer.label[-2:], second_peer.label[-2:], engine.version) == ("-1", "-0", 0)
+    assert engine.digest(1) == weights_digest(counting(2))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lm_head.weight": None}, "lack lm_head.weight, which the model has"),
+        ({"extra": counting(1)["lm_head.weight"]}, "have extra, which the model lacks"),
+        (
+            {"lm_head.weight": counting(1)["model.norm.weight"]},
+            r"lm_head.weight has shape \[16\], and the model's is \[16, 16\]",
+        ),
+    ],
+)
+async def test_the_first_weights_must_be_those_of_the_model(
+    peer: Peer, change: dict[str, HostTensor | None], message: str
+) -> None:
+    config = EngineConfig(name="sglang", max_tokens=64, sglang=SglangConfig(urls=(peer.url,)))
+    engine = SglangRolloutEngine(config, CONFIG)
+    given = {name: tensor for name, tensor in (counting(1) | change).items() if tensor}
+    with pytest.raises(ConfigError, match=message):
+        await engine.load(0, given)
+    assert peer.tensors == []
+    await engine.close()
+
+
+async def test_a_server_that_another_client_left_paused_is_continued(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    await engine_at([peer], kv_cache="drain")
+    assert peer.paths()[0] == "/continue_generation"
+
+
+async def test_closing_during_a_load_continues_the_server(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    loop, updating, released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def wait(_: dict[str, object]) -> tuple[int, dict[str, object]]:
+        loop.call_soon_threadsafe(updating.set)
+        asyncio.run_coroutine_threadsafe(released.wait(), loop).result()
+        return 200, {}
+
+    peer.replies["/update_weights_from_disk"] = [wait]
+    load = asyncio.ensure_future(engine.load(1, counting(2)))
+    await updating.wait()
+    closing = asyncio.ensure_future(engine.close())
+    released.set()
+    await closing
+    await load
+    assert peer.paths()[-1] == "/continue_generation"
 
 
 async def test_a_server_that_is_lost_again_and_again_ends_the_engine(
@@ -206,11 +350,11 @@ async def test_equal_prompts_go_to_one_server_and_others_are_spread(
     engine = await engine_at([peer, second_peer])
     for _ in range(6):
         await engine.generate([7, 7, 7], THREE)
-    counts = [one.paths().count("/generate") for one in (peer, second_peer)]
+    counts = [one.paths().count("/generate") - PROBES for one in (peer, second_peer)]
     assert sorted(counts) == [0, 6]
     for token in range(12):
         await engine.generate([token], THREE)
-    assert all(one.paths().count("/generate") > 0 for one in (peer, second_peer))
+    assert all(one.paths().count("/generate") > PROBES for one in (peer, second_peer))
 
 
 async def test_every_server_gets_new_weights(
@@ -239,4 +383,4 @@ async def test_prompts_share_cached_prefixes_within_one_version_only(
     await engine.load(1, counting(2))
     await engine.generate([1], THREE)
     keys = [body["extra_key"] for path, body in peer.calls if path == "/generate"]
-    assert [key.rpartition("-")[2] for key in keys] == ["0", "1"]
+    assert [key.rpartition("-")[2] for key in keys[PROBES:]] == ["0", "1"]

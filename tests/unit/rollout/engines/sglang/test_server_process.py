@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from rollout.config import EngineConfig, SglangConfig
 from rollout.engines.sglang.engine import SglangRolloutEngine
@@ -66,8 +67,9 @@ def test_the_served_config_names_the_class_of_the_model_and_no_end_token(
     change: dict[str, Any], expected: list[str]
 ) -> None:
     served = served_config({**CONFIG, "eos_token_id": 2, **change})
+    assert AutoConfig.for_model(**served).eos_token_id is None
     assert served["architectures"] == expected
-    assert "eos_token_id" not in served
+    assert served["eos_token_id"] is None
 
 
 def test_a_model_type_that_is_no_language_model_is_refused() -> None:
