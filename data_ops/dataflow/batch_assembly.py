@@ -25,6 +25,7 @@ from storage.records.batches import Batch, BatchRow, SequenceKey
 from storage.records.rollouts import Shard, failures_by_kind
 from storage.run import batches, orders
 from storage.store.object_store import ObjectStore
+from storage.verify.missing_numbers import gaps
 from storage.weights import manifests
 
 REPLAY_BATCHES_MAX = 64
@@ -258,16 +259,24 @@ class BatchAssembly:
         """Read the newest batch. Batches are listed, so that one after a lost one is found.
 
         It cannot be older than the newest version, which was made of it: a batch that was trained
-        on would be made again, of other rows.
+        on would be made again, of other rows. A batch beyond the run's steps is none of the run.
         """
-        steps = batches.steps(self._run, self.policy)
+        listed = batches.steps(self._run, self.policy)
+        steps = [step for step in listed if step <= self._data.steps]
         step = max(steps, default=0)
-        if lost := sorted(set(range(1, step)).difference(steps)):
+        if len(steps) < len(listed):
+            log.warning(
+                "%s is ignored: the run has %d steps, and it is none of them",
+                layout.batch(self.policy, listed[len(steps)]),
+                self._data.steps,
+            )
+        lost = gaps(steps, 1, step)
+        if num_lost := len(lost.first) + lost.more:
             log.warning(
                 "%s%s is lost, batch %d exists: put a good copy back, `astraflow verify` lists "
                 "what is missing",
-                layout.batch(self.policy, lost[0]),
-                f" (and {len(lost) - 1} more)" if lost[1:] else "",
+                layout.batch(self.policy, lost.first[0]),
+                f" (and {num_lost - 1} more)" if num_lost > 1 else "",
                 step,
             )
         if self.version is not None and self.version > step:

@@ -17,28 +17,34 @@ log = logging.getLogger(__name__)
 
 USER_THREADS_MAX = 64
 """Maximum concurrent calls of users' code; further ones wait until one returns."""
+IDLE_S = 10.0
+"""How long a thread waits for its next call: what users' code keeps in `threading.local`, such as a
+client, serves many calls.
+"""
 
 
 class UserThreads(ThreadPoolExecutor):
     """An executor with daemon threads: Python waits at its exit for those of the base class.
 
-    Event loops accept only a ThreadPoolExecutor. A thread ends when no call waits.
+    Event loops accept only a ThreadPoolExecutor. A thread that had no call for IDLE_S ends.
     """
 
     def __init__(self, threads_max: int = USER_THREADS_MAX) -> None:
         super().__init__(threads_max)
         self._threads_max = threads_max
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._calls_lock = threading.Lock()
-        self._num_running = 0
-        self._was_full = False
+        self._changed = threading.Condition()
+        self._num_threads = self._num_idle = 0
+        self._was_full = self._is_shut = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future = Future[T]()
-        with self._calls_lock:
-            if self._num_running < self._threads_max:
+        with self._changed:
+            if self._num_idle > len(self._calls):
+                self._changed.notify()
+            elif self._num_threads < self._threads_max:
                 threading.Thread(target=self._run, name="user", daemon=True).start()
-                self._num_running += 1
+                self._num_threads += 1
             elif not self._was_full:
                 self._was_full = True
                 log.warning(
@@ -51,23 +57,33 @@ class UserThreads(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Cancel the calls that have not begun; wait for none."""
-        with self._calls_lock:
+        with self._changed:
             waiting, self._calls = self._calls, deque()
+            self._is_shut = True
+            self._changed.notify_all()
         for future, _ in waiting:
             future.cancel()
 
     def _run(self) -> None:
-        while True:
-            with self._calls_lock:
-                if not self._calls:
-                    self._num_running -= 1
-                    return
-                future, call = self._calls.popleft()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                result = call()
-            except BaseException as error:  # the caller's: it is raised where the call is awaited
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        """Run the next call; False when there was none for IDLE_S, and the thread ends."""
+        with self._changed:
+            self._num_idle += 1
+            self._changed.wait_for(lambda: self._calls or self._is_shut, IDLE_S)
+            self._num_idle -= 1
+            if not self._calls:
+                self._num_threads -= 1
+                return False
+            future, call = self._calls.popleft()
+        if not future.set_running_or_notify_cancel():
+            return True
+        try:
+            result = call()
+        except BaseException as error:  # the caller's: it is raised where the call is awaited
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        return True

@@ -27,9 +27,9 @@ from storage.coordination.lifetime import Lifetime, backoff_s
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import (
     AstraFlowError,
-    ConfigError,
     ConflictError,
     CorruptError,
+    TooLargeError,
     TransientError,
 )
 from storage.records.control import ServiceState, WaitReason
@@ -172,7 +172,7 @@ class Worker:
         )
         try:
             is_first = await self._create_shard(shard)
-        except (ConfigError, OverflowError) as error:  # it is larger than readers accept
+        except TooLargeError as error:
             reason = f"the episodes' shard cannot be stored: {error}"
             groups = _failed_groups(order, reason, FailureKind.WORKFLOW_BUG)
             is_first = await self._create_shard(replace(shard, groups=groups, weights={}))
@@ -189,8 +189,8 @@ class Worker:
         Unlike `Lifetime.retry` it continues while the worker drains.
 
         Raises:
-            ConfigError, OverflowError: the shard is larger than readers accept.
-            ConfigError: a person must give access to the store.
+            TooLargeError: the shard is larger than readers accept.
+            ConfigError: a person must make the store writable; the order stays open.
         """
         for failures in count(1):
             try:

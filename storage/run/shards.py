@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage import layout
-from storage.errors import ConflictError, CorruptError
+from storage.errors import ConfigError, ConflictError, CorruptError, TooLargeError
 from storage.formats import arrow_files
 from storage.formats.arrow_files import DICTIONARY, Table, list_of, schema_of
 from storage.formats.json_objects import build
@@ -43,6 +43,7 @@ from storage.run.shard_checks import (
     check_temperatures,
     check_tokens,
 )
+from storage.store.backend import check_size
 from storage.store.object_store import ObjectStore, read_twice
 
 KIND = "shard"
@@ -96,9 +97,20 @@ class _Header:
 
 
 def create(run: ObjectStore, shard: Shard) -> bool:
-    """Create the shard; return False when another result of the same order exists already."""
+    """Create the shard; return False when another result of the same order exists already.
+
+    Raises:
+        TooLargeError: the shard is larger than readers accept.
+        ConfigError: the store cannot be written.
+    """
+    key = layout.shard(shard.order)
     try:
-        run.create(layout.shard(shard.order), encode(shard))
+        body = encode(shard)
+        check_size(key, len(body), key)
+    except (ConfigError, CorruptError, OverflowError) as error:
+        raise TooLargeError(str(error)) from error
+    try:
+        run.create(key, body)
     except ConflictError:
         return False
     return True

@@ -103,10 +103,8 @@ class LedgerAudit:
         missing = gaps(steps, 1, max(last, due) + 1)
         for step in missing.first:
             why = f"batch {last} exists" if step < last else "and the run is completed"
-            self._findings.add(
-                Invariant.CONTIGUOUS,
-                layout.batch(self._policy, step),
-                f"batch {step} is missing, {why}",
+            self._findings.add_missing(
+                layout.batch(self._policy, step), f"batch {step} is missing, {why}"
             )
         if missing.more:
             self._findings.add(

@@ -39,10 +39,17 @@ class Findings:
 
     def __init__(self) -> None:
         self._violations: set[Violation] = set()
+        self._missing: set[str] = set()
 
     def add(self, invariant: Invariant, where: str, what: str) -> None:
         """Add a violation; one that was added before is not counted again."""
         self._violations.add(Violation(invariant, where, what))
+
+    def add_missing(self, where: str, what: str) -> None:
+        """Add an object of a contiguous series that is missing, unless it was added before."""
+        if where not in self._missing:
+            self._missing.add(where)
+            self.add(Invariant.CONTIGUOUS, where, what)
 
     def violations(self) -> tuple[Violation, ...]:
         """Return the violations, sorted by invariant, object and text."""

@@ -109,8 +109,7 @@ class WeightsAudit:
                 f"{batch}",
             )
         if batch is not None and not self._run.exists(layout.batch(manifest.policy, batch)):
-            self._findings.add(
-                Invariant.CONTIGUOUS,
+            self._findings.add_missing(
                 layout.batch(manifest.policy, batch),
                 f"batch {batch} is missing, version {manifest.version} was made of it",
             )

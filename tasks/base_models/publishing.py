@@ -124,7 +124,7 @@ def ensure_tiny(store: ObjectStore, base: TinyBase, progress: Progress) -> Model
             fault = error
     log.warning(
         "the base model that was just built cannot be read back, and is used from memory; "
-        "delete %s/%s: %s",
+        "if the next run reports this too, delete %s/%s: %s",
         store.url,
         layout.model_prefix(digest),
         fault,

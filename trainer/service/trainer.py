@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 CALL_PATIENCE_S = 5.0
 """Timeout of a call on a failing store; the service then pauses, where it can be stopped."""
+LOST_INTERVAL_S = 10.0
+"""Time of waiting before each check whether the batch was lost, which costs one or two requests."""
 MODEL_CONFIG = "config.json"
 
 
@@ -184,13 +186,18 @@ class _Trainer:
         """Wait for the batch after the current step, and measure the time; None: stop."""
         step = self._step + 1
         start_s = time.monotonic()
+        check_at_s = start_s + LOST_INTERVAL_S
         batch: Batch | None = None
         lost = ""
         with self._heartbeat.span("wait"):
             while (
                 batch := self._lifetime.retry("reading a batch", lambda: self._read_batch(step))
             ) is None:
-                lost = self._lifetime.retry("looking for a batch", lambda: self._lost_batch(step))
+                if time.monotonic() >= check_at_s:
+                    lost = self._lifetime.retry(
+                        "looking for a batch", lambda: self._lost_batch(step)
+                    )
+                    check_at_s = time.monotonic() + LOST_INTERVAL_S
                 self._heartbeat.update(
                     state=ServiceState.WAITING,
                     wait_reason=WaitReason.DAMAGED_OBJECT if lost else WaitReason.BATCH,

@@ -2,6 +2,7 @@
 fates.
 """
 
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -132,6 +133,34 @@ def test_only_the_needed_number_of_batches_is_read_for_replays(
     trained.put("batches/solver/00000002.arrow", b"torn")
     next_batch(trained, 2, monkeypatch)
     assert LastTrained.found == [[key(4), key(5)]]
+
+
+def test_batches_beyond_the_steps_of_the_run_are_ignored(
+    trained: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained.put("batches/solver/00000010.arrow", b"")
+    trained.put("batches/solver/00100000.arrow", b"")
+    assert assembly_of(trained, steps=9).ledger.last_step == 3
+    assert caplog.messages == [
+        "batches/solver/00000010.arrow is ignored: the run has 9 steps, and it is none of them"
+    ]
+
+
+def test_a_long_gap_between_batches_is_counted_and_not_listed(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = 10**6
+    batches.create(memory_store, builders.batch(step=step, shards=(), closed_below=0))
+    tracemalloc.start()
+    try:
+        assert assembly_of(memory_store, steps=step).ledger.last_step == step
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 10 * 2**20
+    assert [message.split(":")[0] for message in caplog.messages] == [
+        "batches/solver/00000001.arrow (and 999998 more) is lost, batch 1000000 exists"
+    ]
 
 
 def test_a_lost_batch_is_named_when_its_rows_are_replayed(

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from rollout.service import user_threads
 from rollout.service.user_threads import UserThreads
 from tests.support.patience import PATIENCE_S, until
 
@@ -44,6 +45,34 @@ def test_calls_beyond_the_limit_wait_until_one_returns(caplog: pytest.LogCapture
     released.set()
     assert {call.result(PATIENCE_S) for call in waiting[1:]} != {threading.get_ident()}
     assert [call.result(PATIENCE_S) for call in hanging] == [True, True]
+
+
+def test_a_thread_keeps_its_local_values_for_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_threads, "IDLE_S", PATIENCE_S)
+    threads, local, clients = UserThreads(2), threading.local(), []
+
+    def use_client() -> None:
+        if not hasattr(local, "client"):
+            local.client = object()
+            clients.append(local.client)
+
+    for _ in range(50):
+        threads.submit(use_client).result(PATIENCE_S)
+    assert len(clients) in (1, 2)  # a thread may not wait yet when the next call comes
+    threads.shutdown()
+
+
+def test_a_thread_without_a_call_ends_after_a_time_or_at_the_shutdown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(user_threads, "IDLE_S", 0.0)
+    hasty = UserThreads(1).submit(threading.current_thread).result(PATIENCE_S)
+    until(lambda: not hasty.is_alive())
+    monkeypatch.setattr(user_threads, "IDLE_S", PATIENCE_S)
+    threads = UserThreads(1)
+    patient = threads.submit(threading.current_thread).result(PATIENCE_S)
+    threads.shutdown()
+    until(lambda: not patient.is_alive())
 
 
 def test_shutdown_waits_for_no_call_and_cancels_those_that_have_not_begun() -> None:

@@ -19,7 +19,7 @@ from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.coordination.system_threads import system_threads
-from storage.errors import TransientError
+from storage.errors import ConfigError, TransientError
 from storage.formats import arrow_sizes
 from storage.formats.json_objects import encode
 from storage.records.control import Lease, Stop, WaitReason
@@ -445,6 +445,35 @@ def test_an_order_whose_shard_is_too_large_is_answered_with_failed_episodes(
     assert [len(episode.sequences) for group in small.groups for episode in group.episodes] == [
         1
     ] * 4
+
+
+class FullOnce:
+    """A backend whose disk has no space for the first shard."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend, self._is_full = backend, True
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backend, name)
+
+    def create(self, path: str, body: bytes) -> bool:
+        if "shards/" in path and self._is_full:
+            self._is_full = False
+            raise ConfigError("no space left to write the shard")
+        return self._backend.create(path, body)
+
+
+def test_a_store_that_cannot_be_written_ends_the_worker_and_the_order_stays_open(
+    memory_store: ObjectStore,
+) -> None:
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 1)
+    run = replace(memory_store, backend=FullOnce(memory_store.backend))  # type: ignore[arg-type]  # delegates the rest
+    with RunningWorker(run, config()) as worker:
+        until(lambda: worker.error is not None or shards.exists(memory_store, 0))
+    assert isinstance(worker.error, ConfigError)
+    assert str(worker.error) == "no space left to write the shard"
+    assert not shards.exists(memory_store, 0)
 
 
 def test_workers_end_when_the_dataflow_needs_no_more_shards(memory_store: ObjectStore) -> None:

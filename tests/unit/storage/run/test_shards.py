@@ -5,12 +5,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from storage.errors import CorruptError, NotFoundError
+from storage.errors import CorruptError, NotFoundError, TooLargeError
 from storage.formats import arrow_files
 from storage.formats.json_objects import parse
 from storage.records.rollouts import Episode, FailureKind, Sequence, Shard
 from storage.records.types import Json
 from storage.run import shards
+from storage.store import backend
 from storage.store.object_store import ObjectStore
 from tests.support.runs import builders
 from tests.support.stores.damaging_store import damages_first_reads
@@ -312,6 +313,17 @@ def test_the_first_shard_of_an_order_is_the_only_one(memory_store: ObjectStore) 
 def test_an_equal_second_shard_loses(memory_store: ObjectStore) -> None:
     assert shards.create(memory_store, builders.shard())
     assert not shards.create(memory_store, builders.shard())
+
+
+def test_a_shard_with_more_bytes_than_readers_accept_is_refused(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "ARROW_BYTES_MAX", 99)
+    with pytest.raises(
+        TooLargeError, match=r"^shards/00000000\.arrow has [\d,]+ bytes; .* most 99$"
+    ):
+        shards.create(memory_store, builders.shard(order=0))
+    assert not shards.exists(memory_store, 0)
 
 
 def test_unreadable_and_misplaced_shards_are_named(memory_store: ObjectStore) -> None:

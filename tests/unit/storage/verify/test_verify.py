@@ -108,11 +108,11 @@ def test_a_run_with_only_a_config_has_no_violations(memory_store: ObjectStore) -
     assert (verdict.orders, verdict.shards, verdict.policies["solver"].batches) == (0, 0, 0)
 
 
-def test_a_missing_batch_is_named(run: ObjectStore) -> None:
+def test_a_missing_batch_is_named_once(run: ObjectStore) -> None:
     run.delete(layout.batch("solver", 2))
-    assert all_violations(run)[:2] == [
-        (1, layout.batch("solver", 2), f"batch 2 is missing, batch {STEPS} exists"),
-        (1, layout.batch("solver", 2), "batch 2 is missing, version 2 was made of it"),
+    batch = layout.batch("solver", 2)
+    assert [found for found in all_violations(run) if found[1] == batch] == [
+        (1, batch, f"batch 2 is missing, batch {STEPS} exists")
     ]
 
 

@@ -303,8 +303,14 @@ def test_a_trainer_waits_for_version_0_and_for_batches(memory_store: ObjectStore
     ],
 )
 def test_a_trainer_names_the_lost_batch_that_it_waits_for(
-    run: ObjectStore, num_published: int, batches_there: list[int], why: str
+    run: ObjectStore,
+    num_published: int,
+    batches_there: list[int],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    clock = Clock()
+    monkeypatch.setattr(trainer, "time", clock)
     add_batches(run, *batches_there)
     for version in range(1, num_published + 1):
         publisher.publish(run, POLICY, version, weight_of(version))
@@ -313,16 +319,57 @@ def test_a_trainer_names_the_lost_batch_that_it_waits_for(
     def put_back(seconds: float) -> None:
         last = lifetime.heartbeat.last
         waited.append((last.state, last.wait_reason, last.note))
-        add_batches(run, 3)
+        clock.now_s += trainer.LOST_INTERVAL_S
+        if last.wait_reason == "damaged_object":
+            add_batches(run, 3)
 
     notes: dict[int, str] = {}
     BEFORE_STEP[15] = lambda given: notes.update({given.step: lifetime.heartbeat.last.note})
     lifetime = ScriptedLifetime(run, "trainer", put_back)
     train(lifetime, POLICY, CONFIG, 3, 15)
     lost = f"batches/solver/00000003.arrow is lost, {why}: put a good copy back"
-    assert waited == [("waiting", "damaged_object", lost)]
+    assert waited == [
+        ("waiting", "batch", "starts from version 0"),
+        ("waiting", "damaged_object", lost),
+    ]
     assert notes == {1: "starts from version 0", 2: "starts from version 0", 3: ""}
     assert published(run) == [0, 1, 2, 3]
+
+
+class CountingBackend:
+    """A backend that records the calls on batches."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.calls: list[str] = []
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        method: Callable[..., object] = getattr(self.backend, verb)
+
+        def call(key: str, *arguments: object) -> object:
+            if "batches/" in key:
+                self.calls.append(f"{verb} {key[-10:-6]}")
+            return method(key, *arguments)
+
+        return call
+
+
+def test_a_waiting_trainer_looks_for_a_lost_batch_at_intervals(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(trainer, "time", clock)
+    backend = CountingBackend(run.backend)
+
+    def a_quarter_of_the_interval(seconds: float) -> bool:
+        clock.now_s += trainer.LOST_INTERVAL_S / 4
+        return len(lifetime.waits_s) == 10
+
+    counted = replace(run, backend=backend)  # type: ignore[arg-type]  # delegates the rest
+    lifetime = ScriptedLifetime(counted, "trainer", a_quarter_of_the_interval)
+    train(lifetime, POLICY, CONFIG, 1, 0)
+    few = ["read 0001"] * 4
+    assert backend.calls == [*few, "read 0001", "exists 0002", *few, "exists 0002", "read 0001"]
 
 
 def test_a_trainer_waits_silently_for_a_batch_that_was_not_made_yet(run: ObjectStore) -> None:
