@@ -18,6 +18,10 @@ from storage.errors import ConfigError
 from storage.formats import json_values
 from storage.records.types import Json
 
+READ_BYTES = 2**27
+"""Of a row group that are read at once, if its rows are of similar size."""
+REPEATED_BYTES = 2**30
+"""Of text that is read at once without a dictionary, if each value has all text of its column."""
 ROWS_PER_BATCH = 1_000
 BATCH_BYTES = 2**26
 """Text that is made at once; the rows of a batch with more are made one by one."""
@@ -27,6 +31,9 @@ MEMORY_BYTES_MAX = 2**32
 """Of all rows that are taken, as estimated with the two sizes below."""
 ROW_BYTES, VALUE_BYTES = 512, 64
 """What one row and each of its values take besides text."""
+DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
+REPEATING = DICTIONARY | {"DELTA_BYTE_ARRAY"}
+"""Encodings that store repeated text once; the latter stores what a value and the next share."""
 
 Counts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -60,40 +67,94 @@ def _rows(path: Path) -> Iterator[Json | Unreadable]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
-        leaves = [file.schema.column(index) for index in range(len(file.schema))]
-        text = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-        schema = _plain_schema(file.schema_arrow, path)
+        metadata, schema = file.metadata, _plain_schema(file.schema_arrow, path)
     memory_bytes = num_rows = 0
-    with pq.ParquetFile(path, read_dictionary=text) as file:
-        for group in range(file.num_row_groups):
-            size = _rows_per_batch(file.metadata.row_group(group), path)
-            batches = file.iter_batches(
-                size, row_groups=[group], columns=schema.names, use_threads=False
-            )
-            for batch in batches:
-                for row, row_bytes in _converted(batch.select(schema.names), schema):
-                    memory_bytes += row_bytes
-                    if memory_bytes > MEMORY_BYTES_MAX:
-                        raise ConfigError(
-                            f"prompts.path {path}: more than {num_rows:,} rows take more than "
-                            f"{MEMORY_BYTES_MAX / 2**30:g} GiB of memory; set prompts.limit to at "
-                            f"most {num_rows}, or correct the file"
-                        )
-                    num_rows += 1
-                    yield row
+    for group in range(metadata.num_row_groups):
+        for batch in _batches(path, metadata, group, schema.names):
+            for row, row_bytes in _converted(batch, schema):
+                memory_bytes += row_bytes
+                if memory_bytes > MEMORY_BYTES_MAX:
+                    raise ConfigError(
+                        f"prompts.path {path}: more than {num_rows:,} rows take more than "
+                        f"{MEMORY_BYTES_MAX / 2**30:g} GiB of memory; set prompts.limit to at "
+                        f"most {num_rows}, or correct the file"
+                    )
+                num_rows += 1
+                yield row
 
 
-def _rows_per_batch(group: Any, path: Path) -> int:
-    """Return a number of rows whose columns take about BATCH_BYTES, if they are of similar size."""
-    values = [group.column(index).num_values for index in range(group.num_columns)]
-    if max(values, default=0) > json_values.VALUES_MAX * group.num_rows:
+def _batches(path: Path, metadata: Any, group: int, names: list[str]) -> Iterator[Any]:
+    """Yield these columns of a row group: text that is stored as a dictionary stays one.
+
+    Arrow has no dictionary of 2^31 bytes, and none of a chunk that is partly in another encoding:
+    the rest of such a group is read without dictionaries, few rows at a time.
+    """
+    import pyarrow as pa
+
+    chunks = _chunks(metadata.row_group(group), names, path)
+    dictionaries = [
+        chunk.path_in_schema
+        for chunk in chunks
+        if chunk.physical_type == "BYTE_ARRAY" and not DICTIONARY.isdisjoint(chunk.encodings)
+    ]
+    num_read = 0
+    try:
+        for batch in _read(path, metadata, group, names, chunks, dictionaries):
+            yield batch
+            num_read += batch.num_rows
+    except (pa.ArrowNotImplementedError, pa.ArrowCapacityError):
+        if not dictionaries:
+            raise
+        for batch in _read(path, metadata, group, names, chunks, []):
+            num_again = min(num_read, batch.num_rows)
+            num_read -= num_again
+            yield batch.slice(num_again)
+
+
+def _chunks(group: Any, names: list[str], path: Path) -> list[Any]:
+    """Return the metadata of these columns in a row group, one for each leaf of a nested column."""
+    chunks = [group.column(index) for index in range(group.num_columns)]
+    num_values = max((chunk.num_values for chunk in chunks), default=0)
+    if num_values > json_values.VALUES_MAX * group.num_rows:
         raise ConfigError(
-            f"prompts.path {path}: {group.num_rows:,} rows have {max(values):,} values in one "
+            f"prompts.path {path}: {group.num_rows:,} rows have {num_values:,} values in one "
             f"column, more than the limit of {json_values.VALUES_MAX:,} for each row; shorten the "
             "lists"
         )
-    row_bytes = (group.total_byte_size + 8 * sum(values)) // max(group.num_rows, 1)
-    return int(np.clip(BATCH_BYTES // max(row_bytes, 1), 1, ROWS_PER_BATCH))
+    starts = tuple(f"{name}." for name in names)
+    return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(starts)]
+
+
+def _read(
+    path: Path,
+    metadata: Any,
+    group: int,
+    names: list[str],
+    chunks: list[Any],
+    dictionaries: list[str],
+) -> Iterator[Any]:
+    """Yield batches of a bounded size. Arrow copies the dictionaries into each: few are best."""
+    import pyarrow.parquet as pq
+
+    num_rows = metadata.row_group(group).num_rows
+    group_bytes = repeated_bytes = 1
+    for chunk in chunks:
+        group_bytes += 8 * chunk.num_values
+        if chunk.path_in_schema not in dictionaries:
+            group_bytes += chunk.total_uncompressed_size
+            if chunk.physical_type == "BYTE_ARRAY" and not REPEATING.isdisjoint(chunk.encodings):
+                values_per_row = max(chunk.num_values // max(num_rows, 1), 1)
+                value_bytes = min(chunk.total_uncompressed_size, TEXT_BYTES_MAX)
+                repeated_bytes += value_bytes * values_per_row
+    batch_rows = min(READ_BYTES * num_rows // group_bytes, REPEATED_BYTES // repeated_bytes)
+    with pq.ParquetFile(path, metadata=metadata, read_dictionary=dictionaries) as file:
+        for batch in file.iter_batches(
+            int(np.clip(batch_rows, 1, max(num_rows, 1))),
+            row_groups=[group],
+            columns=names,
+            use_threads=False,
+        ):
+            yield batch.select(names)
 
 
 def _plain_schema(schema: Any, path: Path) -> Any:
@@ -119,7 +180,13 @@ def _plain_schema(schema: Any, path: Path) -> Any:
     names: list[str] = schema.names
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"prompts.path {path} has the column {twice[0]!r} twice; keep one")
-    dropped = [column.name for column in schema if not plain(column.type)]
+    dropped = {column.name: column.type for column in schema if not plain(column.type)}
+    if len(dropped) == len(names):
+        types = ", ".join(f"{name} {kind}" for name, kind in dropped.items())
+        raise ConfigError(
+            f"prompts.path {path} has no column with a type that JSON has (found "
+            f"{types or 'no column'}); write its text as string"
+        )
     if dropped:
         log.warning(
             "%s: columns %s are left out, because JSON cannot hold their types",
@@ -134,27 +201,46 @@ def _converted(batch: Any, schema: Any) -> Iterator[tuple[Json | Unreadable, int
 
     `schema` is that of the batch without dictionaries, of which rows are made much faster.
     """
-    text, values = _row_sizes(batch.to_struct_array())
+    rows = batch.to_struct_array()
+    text, values = _row_sizes(rows)
     values -= 1  # the row itself
+    for start in range(0, len(rows), ROWS_PER_BATCH):
+        part = slice(start, start + ROWS_PER_BATCH)
+        yield from _converted_part(rows[part], schema, text[part], values[part])
+
+
+def _converted_part(
+    rows: Any, schema: Any, text: Counts, values: Counts
+) -> Iterator[tuple[Json | Unreadable, int]]:
     sizes = (text + VALUE_BYTES * values + ROW_BYTES).tolist()
     too_large = (text > TEXT_BYTES_MAX) | (values > json_values.VALUES_MAX)
     if not too_large.any() and text.sum() <= BATCH_BYTES:
         try:
-            rows = batch.cast(schema).to_pylist()
+            plain = _alone(rows).cast(schema).to_pylist()
         except ValueError:  # text that is not UTF-8: convert row by row to find it
             pass
         else:
-            yield from zip(rows, sizes, strict=True)
+            yield from zip(plain, sizes, strict=True)
             return
     for index, row_bytes in enumerate(sizes):
         if too_large[index]:
             yield _too_large(int(text[index]), int(values[index])), ROW_BYTES
             continue
         try:
-            (row,) = batch.slice(index, 1).cast(schema).to_pylist()
+            (row,) = _alone(rows[index : index + 1]).cast(schema).to_pylist()
             yield row, row_bytes
         except ValueError as error:
             yield Unreadable(f"not readable ({error})"), ROW_BYTES
+
+
+def _alone(rows: Any) -> Any:
+    """Return a slice as a batch without the rows behind it, whose lists a cast would convert too.
+
+    Dictionaries are not copied.
+    """
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_struct_array(pa.concat_arrays([rows, rows[:0]]))
 
 
 def _too_large(text: int, values: int) -> Unreadable:

@@ -122,14 +122,18 @@ def _unusable_settings(error: Exception) -> ConfigError:
     """Return the error for settings that Prefect cannot use; their values may be secrets."""
     from pydantic import ValidationError
 
+    remedy = (
+        "correct the PREFECT_… variables, prefect.toml, .env, profiles.toml, SSL_CERT_FILE or the "
+        "variables of a proxy"
+    )
     if isinstance(error, ValidationError):
         reason = "; ".join(
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
             for fault in error.errors(include_url=False, include_input=False)
         )
+        remedy = "correct them in the PREFECT_… variables, prefect.toml, .env or profiles.toml"
     else:
         reason = f"{type(error).__name__}: {error}"
-    return ConfigError(
-        f"Prefect cannot use its settings ({reason}); correct HOME, the PREFECT_… variables, "
-        "prefect.toml, .env, profiles.toml, SSL_CERT_FILE or the variables of a proxy"
-    )
+        if isinstance(error, RuntimeError):
+            remedy = f"set HOME to the user's home folder, or {remedy}"
+    return ConfigError(f"Prefect cannot use its settings ({reason}); {remedy}")

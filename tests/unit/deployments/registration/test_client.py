@@ -189,6 +189,8 @@ def test_settings_that_prefect_cannot_use_are_named_without_their_values(
     )
     assert result.stdout.startswith(f"Prefect cannot use its settings ({reason}"), result.stderr
     assert "secret" not in result.stdout
+    assert "; correct the" in result.stdout
+    assert "HOME" not in result.stdout.replace("PREFECT_HOME", "")
 
 
 def test_a_user_without_a_home_folder_is_reported(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_a_user_without_a_home_folder_is_reported(tmp_path: Path) -> None:
     )
     assert result.stdout.startswith(
         "Prefect cannot use its settings (RuntimeError: Could not determine home directory.); "
-        "correct HOME, the PREFECT_… variables"
+        "set HOME to the user's home folder, or correct the PREFECT_… variables"
     ), result.stderr
 
 

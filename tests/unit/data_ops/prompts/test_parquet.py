@@ -1,0 +1,114 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_ops.prompts import FilePrompts, parquet
+from data_ops.prompts.path import read_parquet
+from storage.errors import ConfigError
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"])
+def test_text_in_an_encoding_without_a_dictionary_is_read(encoding: str, tmp_path: Path) -> None:
+    rows = [{"question": f"problem {n}?", "answer": str(n % 3)} for n in range(2_500)]
+    pq.write_table(
+        pa.Table.from_pylist(rows),
+        tmp_path / "a.parquet",
+        use_dictionary=["answer"],
+        column_encoding={"question": encoding},
+    )
+    prompts = read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+    assert [prompt.fields for prompt in prompts] == rows
+
+
+def test_text_that_an_encoding_shares_between_rows_is_read_few_rows_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"question": ["7" * 100_000] * 1_000, "answer": ["2"] * 1_000})
+    pq.write_table(
+        table,
+        tmp_path / "a.parquet",
+        use_dictionary=False,
+        column_encoding={"question": "DELTA_BYTE_ARRAY", "answer": "PLAIN"},
+    )
+    monkeypatch.setattr(parquet, "REPEATED_BYTES", 10**6)
+    metadata = pq.read_metadata(tmp_path / "a.parquet")
+    assert metadata.row_group(0).column(0).total_uncompressed_size < 120_000
+    sizes = [
+        (batch.num_rows, batch.nbytes < 10**6)
+        for batch in parquet._batches(tmp_path / "a.parquet", metadata, 0, ["question", "answer"])
+    ]
+    assert sum(num_rows for num_rows, _ in sizes) == 1_000
+    assert all(small for _, small in sizes)
+
+
+def test_rows_of_all_kinds_of_columns_are_those_that_arrow_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {
+            "question": f"{n}?",
+            "answer": None if n % 7 == 0 else str(n % 5),
+            "chat": [{"role": "user", "content": f"{n % 9}"}, None][: n % 3] if n % 11 else None,
+            "more": {"a.b": [[f"{n % 4}", None], []], "w": n / 4} if n % 13 else None,
+            "level": n % 10 == 0,
+        }
+        for n in range(2_500)
+    ]
+    level = pa.array([f"level {n % 3}" for n in range(2_500)]).dictionary_encode()
+    table = pa.Table.from_pylist(rows).append_column("name", level)
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2_200)
+    expected = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert [row for _, row in parquet.read_rows(tmp_path / "a.parquet")] == expected
+    monkeypatch.setattr(parquet, "READ_BYTES", 2**14)
+    assert [row for _, row in parquet.read_rows(tmp_path / "a.parquet")] == expected
+
+
+@pytest.mark.parametrize("error", [pa.ArrowNotImplementedError, pa.ArrowCapacityError])
+def test_a_row_group_that_arrow_cannot_read_with_dictionaries_is_read_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    class NoDictionaryAfterTheFirstRows(pq.ParquetFile):  # type: ignore[misc]  # pyarrow is untyped
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            self.dictionaries = settings.get("read_dictionary")
+
+        def iter_batches(self, *args: Any, **settings: Any) -> Iterator[Any]:
+            for batch in super().iter_batches(*args, **settings):
+                yield batch
+                if self.dictionaries:
+                    raise error("no dictionary")
+
+    rows = [{"question": f"{n}?", "answer": str(n)} for n in range(50)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=30)
+    monkeypatch.setattr(pq, "ParquetFile", NoDictionaryAfterTheFirstRows)
+    monkeypatch.setattr(parquet, "READ_BYTES", 8 * 2 * 7)
+    prompts = read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+    assert [prompt.fields for prompt in prompts] == rows
+
+
+def test_a_parquet_file_whose_columns_are_all_left_out_is_refused_with_their_types(
+    tmp_path: Path,
+) -> None:
+    table = pa.table({"question": [b"1+1"], "answer": pa.array([2], pa.timestamp("s"))})
+    pq.write_table(table, tmp_path / "a.parquet", coerce_timestamps="ms")
+    with pytest.raises(ConfigError) as caught:
+        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+    assert str(caught.value) == (
+        f"prompts.path {tmp_path / 'a.parquet'} has no column with a type that JSON has (found "
+        "question binary, answer timestamp[ms]); write its text as string"
+    )
+
+
+def test_a_slice_is_converted_without_the_lists_of_the_rows_behind_it() -> None:
+    text = pa.DictionaryArray.from_arrays(pa.array([0, 0, 0, 0], pa.int32()), ["7" * 1_000])
+    rows = pa.StructArray.from_arrays(
+        [pa.ListArray.from_arrays(pa.array([0, 1, 3, 4], pa.int32()), text)], names=["a"]
+    )
+    batch = parquet._alone(rows[1:2])
+    assert len(batch.column("a").values) == 2
+    schema = pa.schema([("a", pa.list_(pa.string()))])
+    assert batch.cast(schema).to_pylist() == [{"a": ["7" * 1_000] * 2}]
