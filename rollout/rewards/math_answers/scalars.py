@@ -39,8 +39,18 @@ ROOTS: Final = re.compile(r"\\sqrt(?:\[\w\])?(?:\w|\{[^{}]{0,100}\})(?=\\sqrt|\\
 """A root before another factor, in a text without spaces: `\\sqrt2\\sqrt8`."""
 BOUND: Final = re.compile(r"\\(?:sum|prod|lim|liminf|limsup|i{1,3}nt|oint)(?![a-zA-Z])")
 """An operator with an index or a variable of its own."""
-SUM: Final = re.compile(r"[\w)}\]!] ?[-+]")
-INDEXED: Final = re.compile(r"_ ?(?:\w|\{[^{}]{0,40}\})")
+TEXT: Final = re.compile(r"\\text ?\{[^{}]*\}")
+POLYNOMIAL: Final = re.compile(
+    rf"(?:\\(?:frac|cdot|times)(?![a-zA-Z])|{GREEK_LETTER}|[a-zA-Z\d+\-*/^(){{}}\[\]. ])+"
+)
+EXPONENT: Final = re.compile(r"\^ ?(?:\w|\{[^{}]*\})")
+NUMERAL: Final = r"(?:\d{1,99}(?:\.\d{1,99})?|\\frac ?\{\d{1,99}\} ?\{\d{1,99}\})"
+NUMERAL_AS_TERM: Final = re.compile(
+    rf"[-+] ?{NUMERAL} ?(?:$|[-+)}}\]])|(?:^|[({{\[]) ?{NUMERAL} ?[-+]"
+)
+"""The 1 of `x-1` and of `(1+x)^2`, but not the 2 of `2x-y`."""
+VALUE_OF_FUNCTION: Final = re.compile(r"[a-zA-Z] ?\([^a-zA-Z()]*\)")
+"""`f(-1)`."""
 DIGIT_WITH_INDEX: Final = re.compile(r"(?<![\^_])(?<![\^_]\{)(?<!\d)\d{1,100} ?_|\) ?_")
 """`5_2`, which is no numeral in base 2; `x^2_1` is the square of a variable."""
 STEPS: Final = re.compile(r"(?!\d{1,12}/\d{1,12}$)\d{1,12}(?:[-/]\d{1,12})+")
@@ -102,7 +112,7 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
     gold_name, gold_value = _named(gold)
     number = number_of(gold_value)
     if number is not None:
-        if not number.value and any(map(_is_equation_to_solve, sides(answer))):
+        if not number.value and _is_equation_to_solve(answer):
             return False
         if (
             gold_name
@@ -124,10 +134,24 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
     return _by_algebra(algebra, answer, gold)
 
 
-def _is_equation_to_solve(side: str) -> bool:
-    """Return whether a side of `… = 0` is a sum with a variable, as in a copied `x^2-5x+6=0`."""
-    is_sum = SUM.search(INDEXED.sub("", side)) is not None
-    return is_sum and bool(_variables(side)) and not BOUND.search(side)
+def _is_equation_to_solve(answer: str) -> bool:
+    """Return whether `… = 0` is a polynomial equation in one variable, as a copied `x^2-5x+6=0`.
+
+    It has a numeral as a term, since `a-b=0` may be the value that was asked for; and so may be the
+    polynomial that follows its name (`\\Delta=k^2-4=0`), but not after `y` or `f(x)`.
+    """
+    *before, side = sides(answer)[:-1] or [""]
+    side = TEXT.sub("", side).strip()
+    variables = _variables(side)
+    if (
+        len(variables) != 1
+        or not POLYNOMIAL.fullmatch(side)
+        or not NUMERAL_AS_TERM.search(EXPONENT.sub("", side))
+        or VALUE_OF_FUNCTION.search(side)
+    ):
+        return False
+    argument = f"({''.join(variables)})"
+    return not any(NAME.fullmatch(part) and part != "y" and argument not in part for part in before)
 
 
 def _equal_chain(answer: str, gold: str, algebra: Algebra) -> bool | None:
@@ -239,13 +263,15 @@ def _equals_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra)
 def _agrees(part: str, chain_text: str, result: Reading, algebra: Algebra) -> bool | None:
     """Return whether `part = result` is true; True also for a part that has a variable or no value.
 
-    `7 = 8`, `\\pi = 3` and `5! = 100` are false. A decimal may be rounded: `\\sqrt{10} = 3.16`.
+    `7 = 8`, `\\pi = 3` and `5! = 100` are false. A decimal may be rounded: `\\sqrt{10} = 3.16`. The
+    numerals may have different bases: `1111_2 = 15_{10}`.
     """
     reading = read_number(without_brackets(part))
     if reading is not None:
-        base = None if result.base is None else reading.base
-        value = replace(reading, plain=False, evaluated=True, base=base)
-        return same_number(value, replace(result, plain=False)) or rounds(result, reading.value)
+        value = replace(reading, plain=False, evaluated=True, base=None)
+        return same_number(value, replace(result, plain=False, base=None)) or rounds(
+            result, reading.value
+        )
     if NAME.fullmatch(part) or _variables(part) or not COMPUTABLE.search(part):
         return True
     decimals = 0 if result.decimals is None and ABOUT in chain_text else result.decimals

@@ -141,8 +141,8 @@ MIXED: Final = re.compile(r"(?<=\d)(?<![_^]\d)\{(\\frac\{\d{1,30}\}\{\d{1,30}\})
 LIMIT_INDEX: Final = re.compile(r"_ ?(?:\{ ?)?\\(max|min)(?![a-zA-Z])(?: ?\})?")
 """The index of `x_{\\max}`, which is `x_{max}`."""
 PREAMBLE: Final = re.compile(
-    r"\A(?:\\text ?\{ ?(?:the )?(?:final )?answer is ?:? ?\}"
-    r"|(?:the )?(?:final )?answer is(?: ?: ?| ))",
+    r"\A(?:\\text ?\{ ?(?:the )?(?:final )?answer(?: is ?:?| ?:) ?\}"
+    r"|(?:the )?(?:final )?answer(?: is(?: ?: ?| |(?=\\))| ?: ?))",
     re.IGNORECASE,
 )
 CURRENCY: Final = re.compile(
@@ -232,7 +232,7 @@ def _factors(match: re.Match[str]) -> str:
 
 def _french(text: str) -> str:
     """Return `]0,1]` as `(0,1]`; other texts are unchanged."""
-    if not (interval := FRENCH.fullmatch(text.strip())) or "," not in interval[2]:
+    if not (interval := FRENCH.fullmatch(text.strip())) or not {",", ";"} & set(interval[2]):
         return text
     return f"{'[' if interval[1] == '[' else '('}{interval[2]}{']' if interval[3] == ']' else ')'}"
 

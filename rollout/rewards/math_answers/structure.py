@@ -29,10 +29,14 @@ CONJUNCTION: Final = re.compile(
 GROUPING: Final = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 """A number whose commas group its digits."""
 LETTER: Final = re.compile(r"[a-zA-Z]")
-ROOT_INDEX: Final = re.compile(r"^(x|z|\\lambda)_(?:\w|\{\w{1,8}\})$")
-"""A root of an equation: `x_1`, `\\lambda_2`."""
-SYSTEM: Final = re.compile(r"\\begin\{cases\}([^&,<>]{1,500})\\end\{cases\}")
-"""Lines without conditions: `\\begin{cases}x=1\\\\y=2\\end{cases}`."""
+ROOT_INDEX: Final = re.compile(r"^([kmrtxz]|\\lambda|\\theta)_(?:\w|\{\w{1,8}\})$")
+"""A root of an equation: `x_1`, `\\lambda_2`. `a_1` is a member of a sequence."""
+NO_OPERATION: Final = re.compile(r"\\text ?\{[^{}]*\}|[_^]\{[^{}]*\}|_\w|(?<=[a-zA-Z'}])\([^()]*\)")
+"""Parts of a name in which signs and digits do not make a term: texts, indices, arguments."""
+TERM: Final = re.compile(r"[-+/^]|\d[a-zA-Z\\(]")
+"""A part of an expression that is no name: `x+y`, `2x`."""
+SYSTEM: Final = re.compile(r"\\begin\{cases\}([^<>]{1,500})\\end\{cases\}")
+"""Lines without inequalities: `\\begin{cases}x&=1,\\\\y&=2\\end{cases}`."""
 UNKNOWN_IS: Final = re.compile(r"\\?[a-zA-Z]{1,10}(?:_(?:\w|\{\w{1,8}\}))? ?=(?!.*\\text)")
 ALIGNED: Final = re.compile(
     r"\\begin\{(aligned|align\*?|split|gathered)\}((?:(?!\\\\|\\begin).)*)\\end\{\1\}"
@@ -74,10 +78,13 @@ class Collection:
     def names(self) -> tuple[str, ...]:
         """The names of `x=1, y=2` or `AB=5, f(1)=7`; empty unless each item has a name of its own.
 
-        `x_1=1, x_2=2` has none: these are the two roots, in any order.
+        `x_1=1, x_2=2` has none: these are the two roots, in any order. Nor has a list of equations
+        (`2x-y=0, y=3`).
         """
         parts = [split(item, ("=",)) for item in self.items]
-        named = (part[0].replace(" ", "") for part in parts if len(part) > 1)
+        named = [part[0].replace(" ", "") for part in parts if len(part) > 1]
+        if any(TERM.search(NO_OPERATION.sub("", name)) for name in named):
+            return ()
         names = [ROOT_INDEX.sub(r"\1", name) for name in named if LETTER.search(name)]
         return tuple(names) if len(set(names)) == len(self.items) else ()
 
@@ -117,8 +124,12 @@ def assignments(text: str) -> str | None:
     None where the numbers of names and of values differ.
     """
     if system := SYSTEM.fullmatch(text):
-        lines = [line.strip() for line in system[1].split("\\\\") if line.strip()]
-        is_assigned = all(line.count("=") == 1 and UNKNOWN_IS.match(line) for line in lines)
+        lines = [line.strip().rstrip(",") for line in system[1].replace("&=", "=").split("\\\\")]
+        lines = [line for line in lines if line]
+        is_assigned = all(
+            line.count("=") == 1 and UNKNOWN_IS.match(line) and not {"&", ","} & set(line)
+            for line in lines
+        )
         return ", ".join(lines) if is_assigned else text
     if line := ALIGNED.fullmatch(text):
         return line[2].replace("&", "").strip()

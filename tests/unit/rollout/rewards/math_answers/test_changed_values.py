@@ -108,6 +108,12 @@ LEFT_TO_DO: list[tuple[str, str, bool]] = [
     # (answer, reference, whether it is right)
     # equations that are still to be solved
     ("x^2+1=0", "0", False), ("x^2-5x+6=0", "0", False), ("y=x^2-1=0", "0", False), ("(x-1)(x-2)=0", "0", False),
+    ("f(x)=x^2-1=0", "0", False), ("x^2-4=(x-2)(x+2)=0", "0", False), ("\\lambda^2-3\\lambda+2=0", "0", False),
+    ("x-\\frac{1}{2}=0", "0", False), ("2^x-1=0", "0", False), ("\\text{Solve } x^2-1=0", "0", False),
+    ("a+b=0", "0", True), ("a+b+c=0", "0", True), ("m-n=0", "0", True), ("f(1)+f(-1)=0", "0", True), ("f(-1)+1=0", "0", True),
+    ("|x-y|=0", "0", True), ("\\Delta=b^2-4ac=0", "0", True), ("\\Delta=k^2-4=0", "0", True), ("\\cos(A+B)=0", "0", True),
+    ("\\text{slope}=\\frac{y_2-y_1}{x_2-x_1}=0", "0", True), ("\\text{x-intercept}=0", "0", True), ("2x-2x=0", "0", True),
+    ("\\sin^2 x+\\cos^2 x-1=0", "0", True), ("x^{-1}=0", "0", True), ("a_1+a_2=0", "0", True),
     ("x=0", "0", True), ("y=5-5=0", "0", True), ("x_{n-1}=0", "0", True),
     ("\\lim_{n\\to\\infty}\\frac{n+1}{n^2}=0", "0", True), ("\\int_0^1 (2x-1)\\,dx=0", "0", True),
     ("m+n=7", "7", True), ("100m+n=503", "503", True), ("2x=5", "5", True),
@@ -119,12 +125,21 @@ LEFT_TO_DO: list[tuple[str, str, bool]] = [
     ("\\lfloor\\sqrt{80}\\rfloor", "8", True), ("\\cos 90^\\circ", "0", True), ("2^3 3^2", "72", False),
     # numerals in a base
     ("1010_2", "10", False), ("10_{10}", "10", True), ("FF_{16}", "255", False), ("1111_2=15", "15", True), ("5_2", "5", False),
+    ("1111_2=15_{10}", "15", True), ("1111_2=15_{10}", "15_{10}", True), ("255_{10}=FF_{16}", "FF_{16}", True),
+    ("15=1111_2", "1111_2", True), ("15_{10}=1111_2", "15", False), ("14_{10}=1111_2", "1111_2", False), ("254_{10}=FF_{16}", "FF_{16}", False),
     # values without their names
     ("7, 5", "AB=5, BC=7", False), ("5, 7", "AB=5, BC=7", True), ("BC=7, AB=5", "AB=5, BC=7", True),
     ("7, 5", "a_1=5, a_2=7", False), ("7, 5", "f(1)=5, f(2)=7", False), ("7, 5", "x'=5, y'=7", False),
     ("7, 5", "\\text{boys}=5, \\text{girls}=7", False), ("7, 5", "5 \\text{ boys}, 7 \\text{ girls}", False),
     ("5, 7", "5 \\text{ boys}, 7 \\text{ girls}", True), ("7 girls, 5 boys", "5 \\text{ boys}, 7 \\text{ girls}", True),
     ("7, 5", "5 cm, 7 cm", True), ("7, 5", "x_1=5, x_2=7", True), ("7, 5", "\\lambda_1=5, \\lambda_2=7", True),
+    ("7, 5", "t_1=5, t_2=7", True), ("7, 5", "k_1=5, k_2=7", True), ("7, 5", "\\theta_1=5, \\theta_2=7", True), ("7, 6", "t_1=5, t_2=7", False),
+    ("7, 5", "\\text{x-intercept}=5, \\text{y-intercept}=7", False), ("7, 5", "f(-1)=5, f(1)=7", False),
+    ("7, 5", "a_{n-1}=5, a_{n+1}=7", False), ("5, 3", "-x=3, y=5", False), ("5, 4", "2\\theta=4, \\alpha=5", False),
+    ("1, 4", "\\sigma^2=4, \\mu=1", False),
+    # lists of equations, which have no names
+    ("y=x+2, y=2-x", "x+y-2=0, x-y+2=0", True), ("y=-2x, y=2x", "2x-y=0, 2x+y=0", True), ("y=3, y=2x", "2x-y=0, y-3=0", True),
+    ("y=x+2, y=3-x", "x+y-2=0, x-y+2=0", False), ("y=-2x, y=3x", "2x-y=0, 2x+y=0", False),
     # words after a number
     ("0.3 \\text{ repeating}", "0.3", False), ("0.3\\text{ (recurring)}", "0.3", False), ("5 mil", "5", False), ("5 grand", "5", False),
     ("5\\text{ k}", "5", False), ("5\\text{ k dollars}", "5", False), ("5 kilo", "5", False), ("5\\text{ permille}", "5", False),

@@ -250,6 +250,8 @@ RARE: list[tuple[str, str, bool]] = [
     ("ln(2)", "\\ln 2", True), ("ln 2", "\\ln 2", True), ("2ln 2", "\\ln 4", True), ("ln 3", "\\ln 2", False),
     ("\\begin{cases}x=1\\\\y=2\\end{cases}", "(1,2)", True), ("\\begin{cases}x=2\\\\y=1\\end{cases}", "(1,2)", False),
     ("\\begin{cases}x+y=1\\\\x-y=2\\end{cases}", "(1,2)", False),
+    ("\\begin{cases}x=1,\\\\y=2\\end{cases}", "(1,2)", True), ("\\begin{cases}x&=1\\\\y&=2\\end{cases}", "x=1, y=2", True),
+    ("\\begin{cases}x=2,\\\\y=1\\end{cases}", "(1,2)", False), ("\\begin{cases}x&=2\\\\y&=1\\end{cases}", "(1,2)", False),
     ("\\begin{cases}1,n=0\\\\2,n=1\\end{cases}", "\\begin{cases}2,n=0\\\\1,n=1\\end{cases}", False),
     ("\\begin{aligned}x&=5\\end{aligned}", "5", True), ("\\begin{aligned}x&=5\\\\y&=6\\end{aligned}", "5", False),
     ("\\sqrt[3]2", "\\sqrt[3]{2}", True), ("\\sqrt[3]12", "2", False), ("\\sqrt[3]{-8}", "-2", True), ("\\sqrt[3]{-8}", "2", False),
@@ -262,11 +264,13 @@ RARE: list[tuple[str, str, bool]] = [
     ("\\mathbb{R}\\backslash\\{2\\}", "\\mathbb{R}\\setminus\\{2\\}", True),
     ("\\mathbb{R}-\\{2\\}", "(-\\infty,2)\\cup(2,\\infty)", True), ("\\mathbb{R}-\\{3\\}", "\\mathbb{R}\\setminus\\{2\\}", False),
     ("(-\\infty,-1]\\cup[1,\\infty[", "(-\\infty,-1]\\cup[1,\\infty)", True), ("]0,1]\\cup]2,3[", "[0,1]\\cup[2,3]", False),
+    ("]-\\infty;1[", "(-\\infty,1)", True), ("]-\\infty;1]", "(-\\infty,1)", False),
     ("|x|<1", "-1<x<1", True), ("|x|\\le1", "-1<x<1", False), ("|x|>1", "x<-1\\text{ or }x>1", True), ("|x|>1", "(-1,1)", False),
     ("|x|<1", "-1<y<1", False), ("|x|<-1", "(1,-1)", False),
     ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "(1,2)", True), ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "(2,1)", False),
     ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "[1,2]", False), ("(1,2)", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", True),
     ("\\text{The answer is }5", "5", True), ("the answer is: 5", "5", True), ("the answer is not 5", "5", False),
+    ("the answer is \\frac{1}{2}", "0.5", True), ("Answer: 5", "5", True), ("\\text{Answer: }5", "5", True), ("Answer: 6", "5", False),
     ("x = 1 \\lor x = 2", "1,2", True), ("x = 1 \\lor x = 3", "1,2", False), ("p\\lor q", "p,q", False),
 ]
 # fmt: on
