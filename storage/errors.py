@@ -6,7 +6,7 @@
     ├── NotFoundError      wait or continue: the object does not exist (yet)
     ├── CorruptError       quarantine: the bytes are not a valid object of their key
     └── ConfigError        stop: a person must change something
-        └── TooLargeError  write a smaller object
+        └── ObjectTooLargeError  write a smaller object
 
 The failure of an episode is not an exception but data of the episode
 (`storage.records.rollouts.Episode.error`).
@@ -37,7 +37,7 @@ class ConfigError(AstraFlowError):
     """A setting or the environment is wrong. The message names what, where, and the fix."""
 
 
-class TooLargeError(ConfigError):
+class ObjectTooLargeError(ConfigError):
     """Readers would refuse the object: it, or a value in it, is larger than they accept."""
 
 

@@ -29,7 +29,7 @@ from storage.errors import (
     AstraFlowError,
     ConflictError,
     CorruptError,
-    TooLargeError,
+    ObjectTooLargeError,
     TransientError,
 )
 from storage.records.control import ServiceState, WaitReason
@@ -172,7 +172,7 @@ class Worker:
         )
         try:
             is_first = await self._create_shard(shard)
-        except TooLargeError as error:
+        except ObjectTooLargeError as error:
             reason = f"the episodes' shard cannot be stored: {error}"
             groups = _failed_groups(order, reason, FailureKind.WORKFLOW_BUG)
             is_first = await self._create_shard(replace(shard, groups=groups, weights={}))
@@ -189,7 +189,7 @@ class Worker:
         Unlike `Lifetime.retry` it continues while the worker drains.
 
         Raises:
-            TooLargeError: the shard is larger than readers accept.
+            ObjectTooLargeError: the shard is larger than readers accept.
             ConfigError: a person must make the store writable; the order stays open.
         """
         for failures in count(1):

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage import layout
-from storage.errors import ConfigError, ConflictError, CorruptError, TooLargeError
+from storage.errors import ConfigError, ConflictError, CorruptError, ObjectTooLargeError
 from storage.formats import arrow_files
 from storage.formats.arrow_files import DICTIONARY, Table, list_of, schema_of
 from storage.formats.json_objects import build
@@ -100,7 +100,7 @@ def create(run: ObjectStore, shard: Shard) -> bool:
     """Create the shard; return False when another result of the same order exists already.
 
     Raises:
-        TooLargeError: the shard is larger than readers accept.
+        ObjectTooLargeError: the shard is larger than readers accept.
         ConfigError: the store cannot be written.
     """
     key = layout.shard(shard.order)
@@ -108,7 +108,7 @@ def create(run: ObjectStore, shard: Shard) -> bool:
         body = encode(shard)
         check_size(key, len(body), key)
     except (ConfigError, CorruptError, OverflowError) as error:
-        raise TooLargeError(str(error)) from error
+        raise ObjectTooLargeError(str(error)) from error
     try:
         run.create(key, body)
     except ConflictError:

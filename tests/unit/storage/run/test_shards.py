@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from storage.errors import CorruptError, NotFoundError, TooLargeError
+from storage.errors import CorruptError, NotFoundError, ObjectTooLargeError
 from storage.formats import arrow_files
 from storage.formats.json_objects import parse
 from storage.records.rollouts import Episode, FailureKind, Sequence, Shard
@@ -320,7 +320,7 @@ def test_a_shard_with_more_bytes_than_readers_accept_is_refused(
 ) -> None:
     monkeypatch.setattr(backend, "ARROW_BYTES_MAX", 99)
     with pytest.raises(
-        TooLargeError, match=r"^shards/00000000\.arrow has [\d,]+ bytes; .* most 99$"
+        ObjectTooLargeError, match=r"^shards/00000000\.arrow has [\d,]+ bytes; .* most 99$"
     ):
         shards.create(memory_store, builders.shard(order=0))
     assert not shards.exists(memory_store, 0)
