@@ -39,7 +39,7 @@ SLEEP_MAX_S = 0.1
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
 """First and longest pause between two tries of a failing call; it doubles with each failure."""
 SAME_FAILURES = 5
-"""Equal failures in a row after which a person is told what to do, should one object be the cause.
+"""Equal failures in a row after which the message says what to do, should one object be the cause.
 Each of them takes as long as the patience with the store.
 """
 

@@ -53,8 +53,8 @@ def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
     `written` is the same configuration as plain data, without the defaults.
     """
     checks = (
-        _names, _roles, _rewards, _engines, _losses, _algorithms, _groups, _sampling, _prompts,
-        _models, _mirrors, _times,
+        _names, _roles, _rewards, _engines, _sglang_urls, _losses, _algorithms, _groups, _sampling,
+        _prompts, _models, _mirrors, _times,
     )  # fmt: skip
     without_effect = [Problem(path, why) for path, why in schema.without_effect(written).items()]
     return [*without_effect, *(problem for check in checks for problem in check(config))]
@@ -177,6 +177,18 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
                 f"{device!r} is not the name of a device; use cpu, cuda, or a number with it as in "
                 "cuda:1",
             )
+
+
+def _sglang_urls(config: RunConfig) -> Iterator[Problem]:
+    """A server by URL serves one engine: of one policy, in one worker or the evaluation."""
+    engines = sum(region.workers for region in config.rollout.regions.values())
+    engines = engines * len(config.policies) + len(config.policies) * bool(config.evaluation)
+    if config.rollout.engine.sglang.urls and engines > 1:
+        yield Problem(
+            ("rollout", "engine", "sglang", "urls"),
+            f"would serve {engines} engines (one for each policy of each worker and of the "
+            "evaluation), and a server serves one; remove urls, so that each engine starts its own",
+        )
 
 
 def _losses(config: RunConfig) -> Iterator[Problem]:

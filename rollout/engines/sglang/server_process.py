@@ -26,6 +26,8 @@ from storage.written_files import write_inside
 LAUNCH = Path(__file__).with_name("launch.py")
 HOST = "127.0.0.1"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+CPU_MEMORY_SHARE = 0.5
+"""Default of `memory_share` on a CPU: a limit; `--max-total-tokens` determines the cache."""
 SLACK_TOKENS = 8
 """SGLang reserves some tokens of the context; so many more are asked for."""
 LOG_TAIL_CHARACTERS = 2000
@@ -170,8 +172,9 @@ def server_args(config: EngineConfig, model: Path, port: int) -> list[str]:
             f"rollout.engine.device {config.device!r} cannot be used by sglang; use cpu, cuda or "
             "cuda:N"
         )
-    if sglang.memory_share is not None:
-        args += ["--mem-fraction-static", str(sglang.memory_share)]
+    memory_share = sglang.memory_share or (CPU_MEMORY_SHARE if config.device == "cpu" else None)
+    if memory_share is not None:
+        args += ["--mem-fraction-static", str(memory_share)]
     return [*args, *sglang.server_args]
 
 

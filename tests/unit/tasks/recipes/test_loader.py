@@ -972,6 +972,51 @@ def test_an_engine_installed_only_on_the_workers_is_not_imported_locally() -> No
     assert config.rollout.engine.name == "elsewhere.engines:Fast"
 
 
+@pytest.mark.parametrize(
+    ("changes", "engines"),
+    [
+        ({}, 0),
+        ({"rollout.regions.default.workers": 2}, 2),
+        ({"evaluation": {"prompts": {"builtin": "chained_addition", "limit": 5}}}, 2),
+    ],
+)
+def test_sglang_servers_by_url_serve_one_engine(changes: dict[str, object], engines: int) -> None:
+    changes = {
+        "rollout.engine.name": "sglang",
+        "rollout.engine.sglang.urls": ["http://127.0.0.1:30000"],
+        **changes,
+    }
+    if engines:
+        assert f"urls: would serve {engines} engines" in error_of(RECIPE, **changes)
+    else:
+        assert len(load(RECIPE, changes).rollout.engine.sglang.urls) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("127.0.0.1:30000", "must be an address with a port"),
+        ("http://127.0.0.1", "must be an address with a port"),
+        ("http://127.0.0.1:99999", "must be an address with a port"),
+        ("http://[::1", "must be an address with a port"),
+        ("ftp://127.0.0.1:21", "must be an address with a port"),
+        ("http://user:secret@127.0.0.1:30000", "set ASTRAFLOW_SGLANG_API_KEY instead"),
+    ],
+)
+def test_an_address_of_a_server_that_cannot_be_used_is_refused(url: str, message: str) -> None:
+    error = error_of(
+        RECIPE, **{"rollout.engine.name": "sglang", "rollout.engine.sglang.urls": [url]}
+    )
+    assert message in error
+    assert "secret" not in error
+
+
+def test_settings_of_sglang_have_no_effect_on_another_engine() -> None:
+    assert "rollout.engine.sglang" in error_of(
+        RECIPE, **{"rollout.engine.sglang.tensor_parallel": 2}
+    )
+
+
 def test_a_model_folder_with_a_symbolic_link_is_refused_before_anything_starts(
     tmp_path: Path,
 ) -> None:
