@@ -3,7 +3,8 @@
 # make check   the checks of CI: lint, dependencies, types, import rules, tests
 #
 # Packages are installed at exact versions from the index of this machine's pip configuration. Each
-# file is checked against the SHA-256 in requirements/locked.txt; nothing is built from source.
+# file is checked against the SHA-256 in requirements/locked.txt; nothing is built from source but
+# deepspeed, which is published so: its Python files are packed, and nothing of it is compiled.
 # torch is the exception: its wheels differ between PyPI (on Linux a CUDA build of several GB),
 # PyTorch's own indexes and mirrors, so it is installed by version, without hashes and without its
 # dependencies. Those are in locked.txt, and the ones of a CUDA build alone in cuda.txt. For the
@@ -53,6 +54,7 @@ $(INSTALLED): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	$(FROM_TORCH_INDEX) $(PIP) --no-deps --only-binary :all: -r requirements/torch.txt
 	if $(BIN)/python -c '$(NEEDS_CUDA)'; then \
 		$(if $(TORCH_INDEX),$(FROM_TORCH_INDEX) $(PIP) --only-binary :all: -r requirements/torch.txt,$(HASHED) -r requirements/cuda.txt); fi
+	DS_BUILD_OPS=0 $(PIP) --require-hashes --no-deps --no-build-isolation --no-binary deepspeed -r requirements/deepspeed.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	$(BIN)/python -m pip check
 	@touch $@

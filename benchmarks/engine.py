@@ -53,16 +53,26 @@ class Work:
     lengths: list[int]
 
 
-def make_work(requests: int, vocab: int, spread: float, seed: int) -> Work:
-    """Draw requests; `spread` is the standard deviation of the log of the answer length."""
+def make_work(
+    requests: int,
+    vocab: int,
+    spread: float,
+    seed: int,
+    prompt_tokens: tuple[int, int] = PROMPT_TOKENS,
+    median: int = MEDIAN_ANSWER_TOKENS,
+    longest: int = ANSWER_TOKENS_MAX,
+) -> Work:
+    """Draw requests; `spread` is the standard deviation of the log of the answer length.
+
+    Prompts have one of the lengths `prompt_tokens`, or one between; answers the `median` length,
+    and `longest` at most.
+    """
     rng = np.random.default_rng(seed)
     prompts = [
-        rng.integers(0, vocab, rng.integers(*PROMPT_TOKENS, endpoint=True)).tolist()
+        rng.integers(0, vocab, rng.integers(*prompt_tokens, endpoint=True)).tolist()
         for _ in range(requests)
     ]
-    lengths = np.clip(
-        rng.lognormal(np.log(MEDIAN_ANSWER_TOKENS), spread, requests), 1, ANSWER_TOKENS_MAX
-    ).round()
+    lengths = np.clip(rng.lognormal(np.log(median), spread, requests), 1, longest).round()
     return Work(prompts, lengths.astype(int).tolist())
 
 
@@ -94,9 +104,12 @@ def with_transformers(model: Any, concurrency: int) -> Callable[[Work], None]:
         for first in range(0, len(work.prompts), concurrency):
             prompts = work.prompts[first : first + concurrency]
             width = max(map(len, prompts))
-            tokens = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
+            tokens = torch.tensor(
+                [[0] * (width - len(prompt)) + prompt for prompt in prompts], device=model.device
+            )
             mask = torch.tensor(
-                [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+                [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts],
+                device=model.device,
             )
             longest = max(work.lengths[first : first + concurrency])
             sampling = {

@@ -20,7 +20,7 @@ import logging
 import sys
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
@@ -30,10 +30,11 @@ from data_ops.dataflow.shard_ingest import ingest_groups
 from data_ops.prompts.stream import PromptStream
 from rollout.service.agent_pool import open_agent_pool
 from rollout.service.episode_runner import run_prompts
+from storage.formats import adapters
 from storage.records.batches import Batch, BatchRow
 from storage.records.rollouts import Episode, Group, Shard
 from storage.records.types import Json
-from storage.records.weights import HostTensor
+from storage.records.weights import HostTensor, StoredAdapter
 from storage.store.object_store import ObjectStore, default_store, open_store
 from storage.weights import reader
 from tasks.base_models.publishing import publish_base_models
@@ -69,8 +70,9 @@ class Learner:
     policy: str
     engine: TrainEngine
     batch_size: int
-    kept: deque[dict[str, HostTensor]]
-    """Weights of the last versions, newest last; rollouts use the oldest."""
+    kept: deque[Mapping[str, HostTensor]]
+    """Weights of the last versions, newest last, adapters merged; rollouts use the oldest."""
+    adapter: StoredAdapter | None
     version: int = 0
     waiting: list[BatchRow] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -104,7 +106,7 @@ class Learner:
             closed=(),
         )
         self.counts["tokens"] += round(self.engine.step(batch)["trainer/tokens"])
-        self.kept.append(self.engine.weights())
+        self.kept.append(adapters.merged(self.adapter, self.engine.weights()).tensors)
 
 
 class Loop:
@@ -218,7 +220,11 @@ def _learner(run: ObjectStore, policy: str, config: RunConfig, lag: int) -> Lear
     base = reader.fetch(run, policy, 0)
     engine.set_weights(base)
     return Learner(
-        policy=policy, engine=engine, batch_size=spec.batch_size, kept=deque([base], maxlen=lag + 1)
+        policy=policy,
+        engine=engine,
+        batch_size=spec.batch_size,
+        kept=deque([base], maxlen=lag + 1),
+        adapter=spec.train.adapter.stored(),
     )
 
 

@@ -11,6 +11,7 @@ from data_ops.algorithms.filters import ZeroAdvantage
 from data_ops.algorithms.named import Named
 from data_ops.algorithms.samplers import Edf
 from data_ops.prompts import PromptSource
+from data_ops.prompts.source import PromptPosition
 from storage.config_model import Count, CountOrNone, Frozen, Seconds, Steps
 from storage.config_union import ByPath, variants
 
@@ -65,6 +66,8 @@ class DataConfig(Frozen):
 
     prompts: PromptSource
     """One of `data_ops/prompts/`: `builtin`, `path`, `hub` or `custom` selects it."""
+    start: PromptPosition = PromptPosition()
+    """Where in the stream of prompts the run begins."""
     samples_per_prompt: Count = 8
     """Episodes of each prompt: the size of a group."""
     prompts_per_order: Count = 4

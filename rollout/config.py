@@ -10,7 +10,9 @@ from storage.config_model import (
     Context,
     Count,
     CountOrNone,
+    Devices,
     Frozen,
+    Gpus,
     Megabytes,
     OnlyWith,
     Seconds,
@@ -55,13 +57,19 @@ class WorkflowConfig(Frozen):
 
 
 def _check_server_url(url: str) -> str:
+    if not (url.isascii() and url.isprintable()):  # urlsplit drops some characters silently
+        raise ValueError("must not contain control characters or letters outside of ASCII")
     try:
         parts = urlsplit(url)
-        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port
+        is_address = parts.scheme in ("http", "https") and parts.port
+        is_here = parts.hostname in ("127.0.0.1", "::1")
     except ValueError:
-        is_address = False
-    if not is_address:
-        raise ValueError("must be an address with a port, such as http://127.0.0.1:30000")
+        is_address = is_here = False
+    if not (is_address and is_here):
+        raise ValueError(
+            "must be an address of this machine with a port, such as http://127.0.0.1:30000: the "
+            "server reads new weights from this machine's memory"
+        )
     if holds_credentials(url):
         raise ValueError(
             "contains a user, a password or a token, and recipes are stored; set "
@@ -72,22 +80,81 @@ def _check_server_url(url: str) -> str:
 
 ServerUrl: TypeAlias = Annotated[str, AfterValidator(_check_server_url)]
 
+SERVER_ARGS = frozenset(
+    (
+        *("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"),
+        *("--triton-attention-num-kv-splits", "--triton-attention-reduce-in-fp32"),
+        "--sampling-backend",
+        *("--quantization", "--kv-cache-dtype", "--fp8-gemm-backend", "--fp4-gemm-backend"),
+        *("--bf16-gemm-backend", "--enable-fp32-lm-head", "--enable-tf32-matmul"),
+        *("--enable-deterministic-inference", "--rl-on-policy-target", "--random-seed"),
+        *("--max-total-tokens", "--max-prefill-tokens", "--max-queued-requests", "--page-size"),
+        *("--chunked-prefill-size", "--prefill-max-requests", "--enable-mixed-chunk"),
+        *("--schedule-policy", "--schedule-conservativeness", "--num-continuous-decode-steps"),
+        *("--disable-overlap-schedule", "--disable-radix-cache", "--radix-eviction-policy"),
+        *("--swa-full-tokens-ratio", "--cpu-offload-gb", "--enable-memory-saver", "--numa-node"),
+        *("--disable-cuda-graph", "--disable-cuda-graph-padding", "--enable-torch-compile"),
+        *("--cuda-graph-max-bs", "--cuda-graph-bs", "--cuda-graph-max-bs-decode"),
+        *("--cuda-graph-bs-decode", "--torch-compile-max-bs", "--enable-two-batch-overlap"),
+        *("--disable-custom-all-reduce", "--enable-nccl-nvls", "--enable-symm-mem"),
+        *("--enable-mscclpp", "--enable-torch-symm-mem", "--enable-flashinfer-allreduce-fusion"),
+        *("--dp-size", "--data-parallel-size", "--pp-size", "--pipeline-parallel-size"),
+        *("--ep-size", "--expert-parallel-size", "--enable-dp-attention", "--enable-dp-lm-head"),
+        *("--moe-a2a-backend", "--moe-runner-backend", "--moe-dense-tp-size", "--deepep-mode"),
+        *("--enable-eplb", "--ep-num-redundant-experts", "--disable-shared-experts-fusion"),
+        *("--mamba-backend", "--mamba-ssm-dtype", "--max-mamba-cache-size"),
+        *("--watchdog-timeout", "--stream-interval", "--sleep-on-idle"),
+    )
+)
+"""Arguments of SGLang that a recipe may set: speed, memory and numerics. The engine sets others;
+among the rest are some that open the server to others, name files or run code.
+"""
+
+
+def _check_no_null(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must not contain a null character")
+    return text
+
+
+def _check_server_arg(arg: str) -> str:
+    _check_no_null(arg)
+    flag = arg.partition("=")[0].replace("_", "-")
+    if flag.startswith("--") and flag not in SERVER_ARGS:
+        raise ValueError(
+            f"{flag} is not for recipes: the engine sets it, or it may open the server to others, "
+            "name files or run code; leave it out, or start a server with it and name that in urls"
+        )
+    return arg
+
+
+ServerArg: TypeAlias = Annotated[str, AfterValidator(_check_server_arg)]
+
 
 class SglangConfig(Frozen):
     """The SGLang servers of the engine `sglang`: its own, or running ones by URL."""
 
-    python: str = ""
-    """Python interpreter of the environment in which sglang is installed; empty: the worker's."""
-    tensor_parallel: Count = 1
+    python: Annotated[str, AfterValidator(_check_no_null)] = ""
+    """Python interpreter of the environment in which sglang is installed; empty: the worker's.
+    Where ASTRAFLOW_IMPORT_ALLOW is set on the worker, it must allow `sglang` for this setting and
+    for `server_args`.
+    """
+    tensor_parallel: Devices = 1
     """Devices over which each layer of the model is divided."""
     memory_share: Share | None = None
-    """Share of a device's memory for weights and KV cache; none: the server decides."""
+    """Share of a device's memory for the weights and the KV cache of one server; none: the servers
+    on a device get equal parts of `device_share`, and a server that is alone there decides itself.
+    """
     kv_cache: Literal["keep", "recompute", "drain"] = "keep"
     """Running answers at new weights. `keep`: they continue, with the keys and values that older
     weights computed. `recompute`: they continue, and the new weights compute all keys and values
     again. `drain`: they end first, so that one version samples a whole answer.
     """
-    server_args: tuple[str, ...] = ()
+    check_every: CountOrNone = 20
+    """Versions between two comparisons of the tensors that a server holds with those it was given.
+    About 1 GiB of them is loaded again each time, in turn, and all of them after a start; 0: never.
+    """
+    server_args: tuple[ServerArg, ...] = ()
     """Further arguments of `sglang.launch_server`: `[--attention-backend, fa3]`."""
     urls: tuple[ServerUrl, ...] = ()
     """Servers that run already on the worker's machine (`http://127.0.0.1:30000`), for this worker
@@ -102,6 +169,16 @@ class EngineConfig(Frozen):
     name: str = "torch"
     """A built-in's name or an import path."""
     device: str = "cpu"
+    devices: Annotated[Gpus, OnlyWith("device", "cuda")] = ()
+    """GPUs of a worker: `sglang.tensor_parallel` of them (else one) for each policy, in the order
+    of the recipe's `policies`, or for all policies together; empty: the first ones, for all
+    together. CUDA_VISIBLE_DEVICES of the pool's worker limits them: they are counted among those
+    that it lists.
+    """
+    device_share: Annotated[Share, OnlyWith("device", "cuda")] = 1.0
+    """Share of each of its GPUs that a worker may use. Processes whose shares add up to more than 1
+    never use one GPU together: one of them waits. Only the engine `sglang` enforces it.
+    """
     dtype: str = "float32"
     """Compute dtype; bfloat16 is slower than float32 on most CPUs."""
     threads: Threads = 1

@@ -25,11 +25,12 @@ GIVEN: Final = None
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """Marks a field that has an effect only with a certain value of another field of its model.
+    """Marks a field that has an effect only with certain values of another field of its model.
 
-    Example: `constant_length: Annotated[Tokens | None, OnlyWith("aggregate", "constant")] = None`.
-    A recipe that sets only the marked field is rejected (`tasks/recipes/checks.py`). For sets of
-    fields that exclude each other, use a union (`storage/config_union.py`).
+    Example: `constant_length: Annotated[Tokens | None, OnlyWith("aggregate", "constant")] = None`;
+    a tuple stands for any of its values. A recipe that sets only the marked field is rejected
+    (`tasks/recipes/checks.py`). For sets of fields that exclude each other, use a union
+    (`storage/config_union.py`).
     """
 
     key: str
@@ -38,12 +39,18 @@ class OnlyWith:
     def is_met(self, section: Mapping[str, Any]) -> bool:
         """Return whether the marked field has an effect in a section."""
         value = section.get(self.key)
-        return bool(value) if self.value is GIVEN else value == self.value
+        return bool(value) if self.value is GIVEN else value in self._values
 
     @property
     def setting(self) -> str:
         """The required setting: `aggregate: constant`, or the key alone for any value."""
-        return self.key if self.value is GIVEN else f"{self.key}: {self.value}"
+        if self.value is GIVEN:
+            return self.key
+        return f"{self.key}: {' or '.join(map(str, self._values))}"
+
+    @property
+    def _values(self) -> tuple[Any, ...]:
+        return self.value if isinstance(self.value, tuple) else (self.value,)
 
 
 def _check_not_bool(value: Any) -> Any:
@@ -57,6 +64,13 @@ def _check_temperature(value: float) -> float:
     if 0 < value < TEMPERATURE_MIN:
         raise ValueError(f"must be 0 (greedy), or at least {TEMPERATURE_MIN:g}")
     return value
+
+
+def _check_distinct(gpus: tuple[int, ...]) -> tuple[int, ...]:
+    twice = sorted({gpu for gpu in gpus if gpus.count(gpu) > 1})
+    if twice:
+        raise ValueError(f"names GPU {twice[0]} twice; name each GPU once")
+    return gpus
 
 
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-12, 1e12
@@ -75,6 +89,7 @@ Attempts: TypeAlias = Annotated[int, _Number, Field(ge=1, le=9_999)]
 """Attempts at one thing; their number has four digits in the names of objects."""
 Rows: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_000_000_000)]
 """Rows of a data set."""
+RowsOrNone: TypeAlias = Annotated[int, _Number, Field(ge=0, le=1_000_000_000)]
 Tokens: TypeAlias = Annotated[int, _Number, Field(ge=1, le=100_000_000)]
 """Tokens of a context, a completion or a batch."""
 Context: TypeAlias = Annotated[int, _Number, Field(ge=2, le=100_000_000)]
@@ -84,6 +99,8 @@ Width: TypeAlias = Annotated[int, _Number, Field(ge=2, le=65_536)]
 """A dimension of a model's tensors."""
 Layers: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_024)]
 """Layers or heads of a model."""
+Devices: TypeAlias = Annotated[int, _Number, Field(ge=1, le=64)]
+"""Devices of one machine that work together, or processes, where each has one."""
 Threads: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_024)]
 Megabytes: TypeAlias = Annotated[int, _Number, Field(ge=64, le=16_777_216)]
 """Memory: 64 MB to 16 TB."""
@@ -101,5 +118,9 @@ Temperature: TypeAlias = Annotated[
 ]
 AnySign: TypeAlias = Annotated[float, _Number, Field(ge=-1e12, le=1e12)]
 Share: TypeAlias = Annotated[float, _Number, Field(gt=0, le=1)]
+ShareOrNone: TypeAlias = Annotated[float, _Number, Field(ge=0, le=1)]
 Decay: TypeAlias = Annotated[float, _Number, Field(ge=0, lt=1)]
 """Decay of a running mean."""
+_Gpu: TypeAlias = Annotated[int, _Number, Field(ge=0, le=1_023)]
+Gpus: TypeAlias = Annotated[tuple[_Gpu, ...], AfterValidator(_check_distinct)]
+"""GPUs, counted from 0 among those that CUDA_VISIBLE_DEVICES leaves to a process; each once."""

@@ -128,6 +128,16 @@ def _resolve(name: str, builtins: Mapping[str, Any], kind: PluginKind) -> Any:
     return value
 
 
+def is_allowed(module: str) -> bool:
+    """Return whether ASTRAFLOW_IMPORT_ALLOW lets a recipe choose code of a module."""
+    allowed = os.environ.get(ALLOW_VARIABLE)
+    return allowed is None or any(
+        module == package or module.startswith(f"{package}.")
+        for package in map(str.strip, allowed.split(","))
+        if package
+    )
+
+
 def _check_module(path: str) -> None:
     """Raise ConfigError for an import path whose module may not be imported, by its name alone."""
     module = _split(path)[0]
@@ -135,15 +145,11 @@ def _check_module(path: str) -> None:
         raise ConfigError(
             f"{path} is part of Python's standard library, which has no class for a recipe"
         )
-    allowed = os.environ.get(ALLOW_VARIABLE)
-    if allowed is not None and not any(
-        module == package or module.startswith(f"{package}.")
-        for package in map(str.strip, allowed.split(","))
-        if package
-    ):
+    if not is_allowed(module):
+        allowed = os.environ[ALLOW_VARIABLE] or "nothing"
         raise ConfigError(
-            f"{path} is not imported: {ALLOW_VARIABLE} allows {allowed or 'nothing'} here; "
-            "add its package there if you trust its code"
+            f"{path} is not imported: {ALLOW_VARIABLE} allows {allowed} here; add its package "
+            "there if you trust its code"
         )
 
 

@@ -2,7 +2,7 @@
 
 runs/{run id}/                       models/{build digest}/          (shared by runs)
   run.json  stop.json                  manifest.json  model.safetensors  config.json  …
-  orders/00000007.json  orders/end.json
+  orders/00000007.json  orders/end.json  promotions/{name}/00000001.json (shared by runs)
   leases/00000007.0000.json
   shards/00000007.arrow
   batches/solver/00000003.arrow
@@ -22,6 +22,7 @@ from storage.errors import ConfigError
 
 RUNS = "runs"
 MODELS = "models"
+PROMOTIONS = "promotions"
 RUN = "run.json"
 STOP = "stop.json"
 ORDERS, SHARDS, BATCHES, WEIGHTS = "orders", "shards", "batches", "weights"
@@ -41,7 +42,16 @@ NAME = plain_names.NAME
 """Pattern of the names of policies, members and tags, which are parts of keys."""
 _NUMBER = re.compile(r"\d{8,19}")
 """Numbers are below 2^63. A listing may have keys with thousands of digits."""
+_RUN_FOLDER = re.compile(rf"(?:(?<=/)|\A){RUNS}/[^/]+/\Z")
 _MERGED = re.compile(r"/(\d{8,19})/since-(\d{8,19})\.json")
+
+
+def store_prefix(prefix: str) -> str:
+    """Return the prefix of the store that a run's prefix is in; of another prefix, itself.
+
+    Example: `runs/tiny-1/` → an empty one.
+    """
+    return _RUN_FOLDER.sub("", prefix)
 
 
 def run_prefix(run_id: str) -> str:
@@ -57,6 +67,20 @@ def run_prefix(run_id: str) -> str:
 
 def model_prefix(build_digest: str) -> str:
     return f"{MODELS}/{build_digest}"
+
+
+def promotions(name: str) -> str:
+    """Return the folder of a promotion log; ConfigError for an invalid name."""
+    if not plain_names.RUN_ID.fullmatch(name):
+        raise ConfigError(
+            f"{plain_names.quoted(name)} cannot name a promotion log; use up to 100 letters, "
+            "digits, '.', '_' and '-', a letter or digit first"
+        )
+    return f"{PROMOTIONS}/{name}"
+
+
+def promotion(name: str, number: int) -> str:
+    return f"{promotions(name)}/{number:08d}.json"
 
 
 def order(number: int) -> str:
@@ -86,8 +110,12 @@ def weights(policy: str, version: int) -> str:
 
 
 def policy_of_weights(key: str) -> str:
-    """Return the policy to whose weights the key belongs; empty for another key."""
+    """Return the policy to whose weights the key belongs; empty for another key.
+
+    The key is relative to a run, or to the store where it belongs to another run.
+    """
     parts = key.split("/")
+    parts = parts[2:] if parts[0] == RUNS else parts
     return parts[1] if parts[0] == WEIGHTS and len(parts) > 2 else ""
 
 

@@ -119,8 +119,14 @@ def _run_id(name: str) -> str:
     return name
 
 
+def _run_id_or_none(name: str) -> str:
+    return _run_id(name) if name else name
+
+
 PartName: TypeAlias = Annotated[str, AfterValidator(_part)]
 RunId: TypeAlias = Annotated[str, AfterValidator(_run_id)]
+RunIdOrNone: TypeAlias = Annotated[str, AfterValidator(_run_id_or_none)]
+"""The empty string for none."""
 DataFileName: TypeAlias = Annotated[str, AfterValidator(_data_file)]
 DataFileNameOrNone: TypeAlias = Annotated[str, AfterValidator(_data_file_or_none)]
 """The empty string for none."""

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from rollout.placement import worker_gpus
 from rollout.service import event_loop
 from rollout.service.agent_pool import open_agent_pool
 from rollout.service.episode_runner import run_prompts
+from storage.coordination.gpus_of_service import gpus_of_service
 from storage.coordination.lifetime import Lifetime, StoppedError
 from storage.errors import ConflictError
 from storage.records.control import ServiceState, WaitReason
@@ -25,6 +27,7 @@ from storage.run import evaluations
 from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
+from tasks.recipes.placement import evaluation_engine
 from tasks.recipes.run_config import EvaluationConfig, RunConfig
 
 log = logging.getLogger(__name__)
@@ -78,10 +81,15 @@ def follow(
     """
     run, heartbeat = lifetime.run, lifetime.heartbeat
     progress = _Progress(lifetime)
+    engine = evaluation_engine(config)
+    gpus = worker_gpus(engine, tuple(config.policies))
 
     def evaluate(versions: Mapping[str, int]) -> bool:
         try:
-            evaluate_versions(run, config, versions, progress)
+            with gpus_of_service(lifetime, gpus, engine.device_share) as are_held:
+                if not are_held:
+                    return False
+                evaluate_versions(run, config, versions, progress)
         except StoppedError as error:
             log.info("the evaluation of %s is not completed: %s", _text(versions), error)
             return False
@@ -154,8 +162,7 @@ async def _play(
     versions: Mapping[str, int],
     on_episode: Callable[[Episode], None] | None,
 ) -> tuple[Group, ...]:
-    engine = config.rollout.engine.model_copy(update={"max_concurrent": evaluation.max_concurrent})
-    rollout = config.rollout.model_copy(update={"engine": engine})
+    rollout = config.rollout.model_copy(update={"engine": evaluation_engine(config)})
     sampling = {
         name: spec.sampling.model_copy(update={"temperature": evaluation.temperature})
         for name, spec in config.policies.items()

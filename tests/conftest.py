@@ -14,6 +14,8 @@ from storage.store.object_store import ObjectStore, open_store
 os.environ["PREFECT_API_URL"] = (
     ""  # no server, even if a `prefect.toml` or a profile of the developer names one
 )
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+# before torch is imported: some virtual CPUs end a process at its first bf16 matrix product
 BUCKET = "astraflow-tests"
 E2E = "tests/e2e/"
 

@@ -24,6 +24,10 @@ difference: with rewards of about 1 a spread of 1e-6 is divided by some 1e-5 and
 below 0.1. With large rewards (and `reward_clip` above them) `STD_EPS` damps nothing: scores of
 about 1000 that differ by rounding alone (6e-5) would get advantages of ±0.6.
 """
+EQUAL_REWARDS_NEAR_ZERO = 1e-12
+"""Rewards that differ by no more than this are equal, whatever their scale: `0.1 + 0.2 - 0.3` is
+6e-17, and its absolute value is all that there is to compare with.
+"""
 
 Float64 = NDArray[np.float64]
 
@@ -102,12 +106,14 @@ def group_advantages(
 
 
 def rewards_equal(rewards: Float64) -> bool:
-    """Return whether the rewards [G] are all equal up to rounding: max − min ≤ 1e-6 · max |r|.
+    """Return whether the rewards [G] are all equal up to rounding:
+    max − min ≤ max(1e-6 · max |r|, 1e-12).
 
     True for a single one. Relative, because the rewards' scale is the workflow's choice; `0.3`
-    equals `0.1 + 0.2`.
+    equals `0.1 + 0.2`, and `0` equals `0.1 + 0.2 - 0.3`.
     """
-    return bool(np.ptp(rewards) <= EQUAL_REWARDS_TOLERANCE * np.abs(rewards).max())
+    tolerance = max(EQUAL_REWARDS_TOLERANCE * np.abs(rewards).max(), EQUAL_REWARDS_NEAR_ZERO)
+    return bool(np.ptp(rewards) <= tolerance)
 
 
 def shape_rewards(rewards: Float64, lengths: NDArray[np.int64], config: AdvantageConfig) -> Float64:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from storage import layout
 from storage.records.batches import BatchRow, LedgerEntry, SequenceKey
 from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
 
@@ -68,11 +69,16 @@ def route(
     A group in which the policy owns no token is left out. Tokens are compared with the policy's
     vocabulary where `vocab_sizes` has its size.
     """
+    region = shard.region if layout.NAME.fullmatch(shard.region) else ""
     return {
         policy: tuple(
             routed
             for index, group in enumerate(shard.groups)
-            if (routed := route_group(shard.order, index, group, policy, vocab_sizes.get(policy)))
+            if (
+                routed := route_group(
+                    shard.order, index, group, policy, vocab_sizes.get(policy), region
+                )
+            )
             is not None
         )
         for policy in policies
@@ -80,7 +86,12 @@ def route(
 
 
 def route_group(
-    order: int, index: int, group: Group, policy: str, vocab_size: int | None
+    order: int,
+    index: int,
+    group: Group,
+    policy: str,
+    vocab_size: int | None,
+    region: str = "",
 ) -> PolicyGroup | None:
     """Return the sequences of one group in which `policy` owns a token; None for none."""
     rows: list[BatchRow] = []
@@ -95,7 +106,7 @@ def route_group(
             if reason:
                 refused.append(LedgerEntry(key, "filtered", reason))
             else:
-                rows.append(mask_to(sequence, owned, key, group.prompt.id))
+                rows.append(mask_to(sequence, owned, key, group.prompt.id, region))
     if not rows and not refused:
         return None
     num_failed = sum(episode.error is not None for episode in group.episodes)
@@ -116,7 +127,7 @@ def owned_by(sequence: Sequence, policy: str) -> NDArray[np.bool_]:
 
 
 def mask_to(
-    sequence: Sequence, owned: NDArray[np.bool_], key: SequenceKey, prompt_id: str
+    sequence: Sequence, owned: NDArray[np.bool_], key: SequenceKey, prompt_id: str, region: str
 ) -> BatchRow:
     """Return the sequence as one policy trains on it; the tokens that others sampled are context.
 
@@ -135,6 +146,7 @@ def mask_to(
         reward=sequence.reward,
         temperature=sequence.temperature,
         min_version=int(sequence.versions[owned].min()),
+        region=region,
     )
 
 

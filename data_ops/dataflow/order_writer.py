@@ -43,10 +43,11 @@ class OrderWriter:
         curators: Sequence[Curate],
         prompts_per_order: int,
         seed: int,
+        start: Json | None = None,
     ) -> None:
         """Rebuild the state from the store; `curators` must be new objects.
 
-        Raises TransientError.
+        `start` is the cursor of the first order. Raises TransientError.
         """
         self._run = run
         self._stream = stream
@@ -54,7 +55,7 @@ class OrderWriter:
         self._prompts_per_order = prompts_per_order
         self._seed = seed
         self.next_number = orders.next_number(run)
-        self._cursor: Json = {}
+        self._cursor: Json = start or {}
         self._seen: set[int] = set()
         self._to_see: list[int] = []
         with ThreadPoolExecutor(READ_THREADS) as pool:

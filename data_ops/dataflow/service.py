@@ -126,7 +126,12 @@ class Dataflow:
         with self._span("store"):
             quarantined = read_quarantine(run)
             order_writer = OrderWriter(
-                run, self._stream, curators(config.curate), config.prompts_per_order, seed
+                run,
+                self._stream,
+                curators(config.curate),
+                config.prompts_per_order,
+                seed,
+                config.start.model_dump(mode="json"),
             )
             vocab_sizes = self._vocab_sizes.read()
             assemblies = [

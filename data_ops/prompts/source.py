@@ -4,10 +4,19 @@ from typing import Annotated
 
 from pydantic import Field
 
-from storage.config_model import Frozen, Rows, Seed
+from storage.config_model import CountOrNone, Frozen, Rows, RowsOrNone, Seed
 
 GENERATED_MAX = 10_000_000
 """Prompts of a finite source that generates them: each epoch shuffles all their numbers."""
+
+
+class PromptPosition(Frozen):
+    """A position in a stream of prompts, as the cursor of an order."""
+
+    epoch: CountOrNone = 0
+    """Epochs of the source that were taken."""
+    position: RowsOrNone = 0
+    """Prompts of the epoch that were taken."""
 
 
 class PromptSettings(Frozen):

@@ -12,8 +12,9 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 from typer.core import TyperGroup
 
+from deployments.cli.promotion_commands import promote, promotions, rollback
 from deployments.cli.run_commands import export, gc, report, runs, status, tag, verify, weights
-from deployments.cli.stack_commands import cancel, deploy, doctor, down, run, up
+from deployments.cli.stack_commands import cancel, continue_, deploy, doctor, down, run, up, worker
 from deployments.cli.terminal import EXIT_FAILED
 from deployments.paths import home
 from storage.errors import AstraFlowError, ConfigError
@@ -32,8 +33,9 @@ USAGE_SHOWN = 300
 _ENDLESS = re.compile(r"\S{1000,}")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(up, down, deploy, run, cancel),
+    *(up, down, deploy, worker, run, continue_, cancel),
     *(status, runs, verify, report, export, weights, tag, gc),
+    *(promote, rollback, promotions),
     doctor,
 )
 """In the order of `--help`."""
@@ -153,7 +155,7 @@ def _options(
 
 
 for function in COMMANDS:
-    app.command()(_with_errors_printed(function))
+    app.command(function.__name__.rstrip("_"))(_with_errors_printed(function))
 
 if __name__ == "__main__":
     app()

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 
 from data_ops.prompts.hub import HubPrompts
 from deployments.registration import flow_runs
+from storage import layout
 from storage.errors import ConfigError
 from storage.records.control import Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
+from tasks.base_models.stored import RunModel, resolve
 from tasks.recipes import stored_config
+from tasks.recipes.placement import overfull, placement
 from tasks.recipes.run_config import RunConfig
 from tasks.supervision.members import Member, members_of
 
@@ -24,6 +27,26 @@ def refuse_restart(store: ObjectStore, run_id: str, config: RunConfig | None) ->
     """
     settings = None if config is None else config.model_dump(mode="json")
     return runs.check_restart(store, run_id, settings, stored_config.filled)
+
+
+def continues_runs(config: RunConfig) -> bool:
+    """Return whether a base model is a version of another run."""
+    return any(isinstance(spec.model, RunModel) for spec in config.policies.values())
+
+
+def refuse_missing_origins(store: ObjectStore, run_id: str, config: RunConfig) -> None:
+    """Raise ConfigError for a base model that is a version of another run which cannot be used.
+
+    A run that exists has its versions already. Models that MLflow has registered are looked up by
+    the supervisor: MLflow may still be starting.
+    """
+    models = {
+        policy: spec.model
+        for policy, spec in config.policies.items()
+        if isinstance(spec.model, RunModel)
+    }
+    if not store.sub(layout.run_prefix(run_id)).exists(layout.RUN):
+        resolve(store, models)
 
 
 def refuse_missing_deployments(api_url: str, config: RunConfig) -> None:
@@ -78,6 +101,12 @@ def _missing_on_this_machine(config: RunConfig) -> Iterator[str]:
         f"policies.{name}.train.device": policy.train.device
         for name, policy in config.policies.items()
     }
+    for gpu, named in overfull(placement(config)).items():
+        yield (
+            f"GPU {gpu} of this machine: {named}; the shares of members that run at the same time "
+            "add up to more than 1: name other GPUs in devices, or lower device_share "
+            "(docs/deploying.md, GPUs)"
+        )
     on_gpu = [key for key, device in devices.items() if device.startswith("cuda")]
     if on_gpu and not _has_cuda():
         yield (

@@ -13,7 +13,7 @@ from deployments.cli.plain_console import PlainConsole
 from deployments.cli.run_follower import Followed, Follower
 from deployments.paths import Home
 from deployments.registration import deployments, flow_runs
-from deployments.stack import environment, pages, state, up_down
+from deployments.stack import environment, pages, plan, state, up_down
 from deployments.stack.state import Stack
 from storage import layout
 from storage.errors import ConfigError
@@ -83,18 +83,26 @@ def prepare(
         if config
         else re.sub(r"\W+", "-", full.rsplit("/", 1)[-1], flags=re.ASCII).strip("-_")[:60] or "run"
     )
-    new_id = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     return RunRequest(
         deployment=full,
-        run_id=new_id if run_id is None else run_id,
+        run_id=new_run_id(name) if run_id is None else run_id,
         recipe=recipe,
         overrides=overrides,
         config=config,
     )
 
 
+def new_run_id(name: str) -> str:
+    """Return `{name}-{date}-{time}-{4 random hex digits}`."""
+    return f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
 def start(home: Home, request: RunRequest, say: Say) -> Followed:
     """Start the run; return the arguments of `watch`. MLflow may still be starting."""
+    if request.config is not None and preflight.continues_runs(request.config):
+        environment.refuse_bad_addresses()
+        recorded = environment.open_store(home, plan.if_running(state.load(home)))
+        preflight.refuse_missing_origins(recorded, request.run_id, request.config)
     stack = _stack(home, say)
     store = environment.open_store(home, stack)
     previous_stop = _refuse_what_cannot_start(request, stack, store)

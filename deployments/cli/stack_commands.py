@@ -6,13 +6,17 @@ import are imported inside the command that needs them.
 
 import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deployments.cli.terminal import EXIT_FAILED, AsJson, say, show, store
 from deployments.paths import home
 from storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from deployments.cli.run_launcher import RunRequest
 
 
 def up() -> None:
@@ -48,30 +52,60 @@ def deploy(
     python: Annotated[
         str, typer.Option(help="The Python interpreter on the workers' machines.")
     ] = "",
+    pools: Annotated[
+        Path | None,
+        typer.Option(help="A file of work pools: types, images, limits, variables, regions."),
+    ] = None,
 ) -> None:
     """Register work pools and deployments at a Prefect server.
 
-    The server is that of PREFECT_API_URL, else that of the local stack.
+    The server is that of PREFECT_API_URL, else that of the local stack. A pool that exists keeps
+    its type, image, namespace, limit and variables; AstraFlow sets its command, and the addresses
+    of store and MLflow.
 
     Example:  astraflow deploy --directory /opt/astraflow --python python
     """
     from deployments.paths import PROJECT
     from deployments.registration import deployments, work_pools
+    from deployments.registration import pools as pool_files
     from deployments.stack import environment, up_down
 
     environment.refuse_bad_addresses()
-    api_url = environment.given("PREFECT_API_URL")
-    if api_url is None and (local := up_down.reachable(home())) is not None:
-        environment.adopt(up_down.settings(home(), local))
-        api_url = local.prefect_url
-    if api_url is None:
-        raise ConfigError(
-            "there is no Prefect server; set PREFECT_API_URL to its address, or run `astraflow up`"
-        )
+    wanted = pool_files.load() if pools is None else pool_files.load(pools)
+    api_url = up_down.adopt_server(home())
     shared = environment.of_pool({**environment.UNTRACKED, **environment.FLOW_RUN, **os.environ})
-    work_pools.create(api_url, python or sys.executable, shared)
+    interpreter = python or sys.executable
+    changes = work_pools.create_or_merge(api_url, wanted, interpreter, shared, environment.POOL)
+    for change in changes:
+        say(f"{api_url}: {change}")
     for name in deployments.register(api_url, directory=directory or str(PROJECT)):
         say(f"{api_url}: {name}")
+
+
+def worker(
+    pool: Annotated[str, typer.Option(help="control, trainers or rollout.")],
+    region: Annotated[
+        str, typer.Option(help="Region that it serves, of the pool rollout; default: all.")
+    ] = "",
+    gpus: Annotated[
+        str, typer.Option(help="GPUs of its flow runs, such as 0,1; default: those it can see.")
+    ] = "",
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most flow runs at a time; default: 1 with --gpus, else any."),
+    ] = None,
+) -> None:
+    """Serve a work pool on this machine, until Ctrl-C.
+
+    The Prefect server is that of PREFECT_API_URL, else that of the local stack. Credentials of the
+    store are those of the environment, or of the block that ASTRAFLOW_STORE_SECRET names. One
+    worker for each GPU: start several, each with its own --gpus.
+
+    Example:  astraflow worker --pool rollout --region eu-west --gpus 0
+    """
+    from deployments.stack import another_worker
+
+    another_worker.serve(home(), pool, region, gpus, limit, say)
 
 
 def run(
@@ -100,7 +134,13 @@ def run(
     """
     from deployments.cli import run_launcher
 
-    request = run_launcher.prepare(deployment, recipe, assignments or [], run_id)
+    _start(run_launcher.prepare(deployment, recipe, assignments or [], run_id), detach)
+
+
+def _start(request: "RunRequest", detach: bool) -> None:
+    """Start a run and, unless `detach`, show its progress."""
+    from deployments.cli import run_launcher
+
     followed = run_launcher.start(home(), request, say)
     if detach:
         say(f"{request.run_id} is started; `astraflow status {request.run_id}` shows it")
@@ -108,6 +148,53 @@ def run(
         return
     if not run_launcher.watch(followed, say):
         raise typer.Exit(EXIT_FAILED)
+
+
+def continue_(
+    run: Annotated[str, typer.Argument(help="Run id of the run to continue.")],
+    steps: Annotated[int, typer.Option(min=1, metavar="+N", help="Steps of the new run.")],
+    version: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Number or tag of the version to begin with, or latest (default); POLICY@VERSION "
+            "for one policy; repeatable."
+        ),
+    ] = None,
+    with_optimizer: Annotated[
+        bool,
+        typer.Option(
+            "--with-optimizer", help="Begin with the optimizers' moments of that step, too."
+        ),
+    ] = False,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
+        ),
+    ] = None,
+    run_id: Annotated[str | None, typer.Option(help="Name of the new run.")] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when the run is started.")
+    ] = False,
+) -> None:
+    """Continue a run: a new run with its recipe begins with its weights, which are not copied.
+
+    Its steps begin at 0, its prompts where those of the other run ended.
+
+    Example:  astraflow continue tiny-20260101-120000-ab12 --steps +40 --version best
+    """
+    from deployments.cli import continuation
+
+    request = continuation.prepare(
+        store(),
+        run,
+        steps,
+        version or [],
+        assignments or [],
+        run_id,
+        with_optimizer=with_optimizer,
+    )
+    _start(request, detach)
 
 
 def cancel(run: Annotated[str, typer.Argument(help="Run id.")]) -> None:
@@ -142,17 +229,28 @@ def cancel(run: Annotated[str, typer.Argument(help="Run id.")]) -> None:
     )
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Also measure how far sampler and trainer of this recipe disagree."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Check this machine and the environment. Exit code 1 if something must be fixed.
 
-    Example:  astraflow doctor
+    Example:  astraflow doctor --recipe multi_policy_tiny
     """
     from dataclasses import asdict
 
     from deployments.cli import tables
-    from deployments.cli.doctor import examine
+    from deployments.cli.doctor.machine import examine
+    from deployments.cli.doctor.recipe import examine_recipe
+    from tasks.recipes.loader import load
 
+    config = None if recipe is None else load(recipe)
     checks = examine(home())
+    if config is not None:
+        checks += examine_recipe(store(), config)
     show([asdict(check) for check in checks] if as_json else tables.checks_table(checks), as_json)
     if any(check.verdict == "fail" for check in checks):
         raise typer.Exit(EXIT_FAILED)

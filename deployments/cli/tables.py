@@ -5,19 +5,24 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic_core import to_jsonable_python
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from deployments.cli import live_view
-from deployments.cli.doctor import Check
+from deployments.cli.doctor.machine import Check
+from storage.records.promotions import PromotionDecision, Requirement
+from storage.run.promotions import PromotionLog
 from storage.verify.verify import Verdict
 from storage.weights.tags import Tag
 from tasks import sizes
 from tasks.maintenance import garbage_collection
 from tasks.maintenance.garbage_collection import Survey
 from tasks.monitoring.status import RunSummary, Status
+from tasks.monitoring.status_schema import continues
 from tasks.monitoring.weights_table import Version
+from tasks.promotion.decision_log import Standing
 
 VIOLATIONS_SHOWN_MAX = 50
 ID_WHOLE_MAX = 40
@@ -38,6 +43,8 @@ def status_picture(status: Status) -> RenderableType:
         live_view.policies_table(status),
         live_view.regions_table(status),
     ]
+    if words := continues(status.origins):
+        parts.insert(1, Text(words, style="dim"))
     if status.closing is not None:
         parts.insert(1, Text(live_view.closing_words(status.closing)))
     parts += [
@@ -61,7 +68,8 @@ def runs_table(runs: list[RunSummary]) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     longest = max((len(run.run_id) for run in runs), default=0)
     table.add_column("run", overflow="fold", no_wrap=longest <= ID_WHOLE_MAX)
-    for header in ("state", "versions", "started", "took"):
+    with_origins = any(run.origins for run in runs)
+    for header in ("state", "versions", "started", "took", *["continues"] * with_origins):
         table.add_column(header, overflow="fold")
     for run in runs:
         versions = ", ".join(
@@ -79,6 +87,7 @@ def runs_table(runs: list[RunSummary]) -> Table:
             versions,
             started,
             "–" if run.elapsed_s is None else live_view.clock(run.elapsed_s),
+            *[continues(run.origins).removeprefix("continues ")] * with_origins,
         )
     return table
 
@@ -142,10 +151,60 @@ def tags_table(tags: Sequence[Tag]) -> Table:
         table.add_row(
             tag.policy,
             str(tag.version),
-            tag.name,
+            f"{tag.name} ({tag.reason})" if tag.run else tag.name,
             f"{datetime.datetime.fromtimestamp(tag.at_s):%Y-%m-%d %H:%M}",
         )
     return table
+
+
+def promotions_table(logs: Sequence[tuple[Standing, PromotionLog]]) -> Table:
+    """Return the output of `astraflow promotions`."""
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for header in ("name", "decision", "time", "kind", "is", "team", "gain", "reason"):
+        table.add_column(
+            header,
+            justify="right" if header in ("decision", "gain") else "left",
+            no_wrap=header not in ("team", "reason"),
+            overflow="fold",
+        )
+    for standing, log in logs:
+        for decision in log.readable:
+            table.add_row(
+                log.name,
+                str(decision.number),
+                f"{datetime.datetime.fromtimestamp(decision.at_s):%Y-%m-%d %H:%M}",
+                decision.kind.value,
+                ", ".join(_roles(standing, decision)) or "–",
+                ", ".join(
+                    f"{policy}@{version.version} of {version.run_id}"
+                    for policy, version in decision.team.items()
+                ),
+                _gain(decision),
+                decision.reason,
+            )
+    return table
+
+
+def promotions_json(logs: Sequence[tuple[Standing, PromotionLog]]) -> list[dict[str, Any]]:
+    """Return the output of `astraflow promotions --json` (docs/schemas.md)."""
+    listed = []
+    for standing, log in logs:
+        for decision in log.readable:
+            fields = to_jsonable_python(decision, inf_nan_mode="null")
+            del fields["write_id"]
+            listed.append({**fields, "is": _roles(standing, decision)})
+    return listed
+
+
+def _roles(standing: Standing, decision: PromotionDecision) -> list[str]:
+    return [role for role, each in standing.roles.items() if each.number == decision.number]
+
+
+def _gain(decision: PromotionDecision) -> str:
+    """Return the gain on the data set that had to gain; a dash for a decision by hand."""
+    rows = decision.gate.rows if decision.gate else ()
+    gains = [row.gain for row in rows if row.requirement is Requirement.GAIN]
+    return f"{gains[0]:+.1%}" if gains else "–"
 
 
 def retention_table(survey: Survey) -> Table:

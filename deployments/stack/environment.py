@@ -7,7 +7,7 @@ name of a secret.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from deployments.paths import Home
@@ -17,6 +17,7 @@ from deployments.servers.ports import HOST
 from deployments.stack import state, tracking_uri
 from deployments.stack.processes import MARK
 from deployments.stack.state import Stack
+from storage.machine import gpus as gpu_numbers
 from storage.store import addresses, object_store
 from storage.store.object_store import ObjectStore
 from tasks.services import store_credentials
@@ -259,6 +260,16 @@ def of_prefect_server(home: Home, stack: Stack) -> dict[str, str]:
 def of_mlflow_server(home: Home) -> dict[str, str]:
     """Return the whole environment of our own MLflow server."""
     return {**_inherited(), **MLFLOW_SERVER, **UNTRACKED, **_of_every_process(home)}
+
+
+def of_worker(gpus: Sequence[str], ceiling: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a worker of another machine's Prefect server, and of its flow runs.
+
+    The user's variables take precedence. `gpus` are the names of the GPUs that they may use; empty:
+    those of this process.
+    """
+    own = {gpu_numbers.VARIABLE: ",".join(gpus)} if gpus else {}
+    return {**FLOW_RUN, **PREFECT, **UNTRACKED, **ceiling, **os.environ, **own}
 
 
 def of_pool(environment: Mapping[str, str]) -> dict[str, str]:

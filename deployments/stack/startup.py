@@ -7,12 +7,12 @@ fraction of a second.
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
 from deployments.paths import PROJECT, Home
-from deployments.registration import deployments, work_pools
+from deployments.registration import deployments, pools, work_pools
 from deployments.servers import auth, prefect_toml
 from deployments.stack import commands, cpu_features, environment, processes, readiness, state
 from deployments.stack.state import MLFLOW, SERVER, Stack
@@ -34,14 +34,18 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
     stack = _start_servers(home, stack, say)
     ceiling = cpu_features.isa_ceiling(home.bf16)
     deployed = _deployment_digest(home, stack, ceiling)
-    if deployed != stack.deployed:
+    registers = stack.own_server and deployed != stack.deployed
+    if registers:
         deployments.import_flows()  # takes a second or two, while the server starts
     _wait_for_prefect(stack, say)
-    if deployed != stack.deployed:
+    if registers:
         shared = environment.of_pool(environment.of_stack(home, stack, ceiling))
-        work_pools.create(stack.prefect_url, sys.executable, shared)
-    stack, started = _start_workers(home, stack, ceiling, say)
-    if deployed != stack.deployed:
+        work_pools.create_or_merge(
+            stack.prefect_url, pools.load(), sys.executable, shared, environment.POOL
+        )
+    served = pools.NAMES if stack.own_server else _served_pools(stack, say)
+    stack, started = _start_workers(home, stack, served, ceiling, say)
+    if registers:
         deployments.register(stack.prefect_url)
         stack = state.save(home, replace(stack, deployed=deployed))
     _wait_for_workers(stack, started, say)
@@ -106,14 +110,31 @@ def _wait_for_server(stack: Stack, name: str, url: str, what: str, say: Say) -> 
     readiness.wait_until(serves, what, server, say)
 
 
+def _served_pools(stack: Stack, say: Say) -> list[str]:
+    """Return the pools of another server that this machine can serve.
+
+    Nothing of that server is changed. ConfigError where it lacks a pool.
+    """
+    types = work_pools.types(stack.prefect_url, pools.NAMES)
+    if lacking := [name for name in pools.NAMES if name not in types]:
+        raise ConfigError(
+            f"the Prefect server at {stack.prefect_url} has no work pool "
+            f"{' and none '.join(lacking)}; register AstraFlow there: `astraflow deploy --help`"
+        )
+    for name, kind in types.items():
+        if kind != "process":
+            say(f"the work pool {name} is of type {kind}: no worker of it is started here")
+    return [name for name, kind in types.items() if kind == "process"]
+
+
 def _start_workers(
-    home: Home, stack: Stack, ceiling: Mapping[str, str], say: Say
+    home: Home, stack: Stack, served: Iterable[str], ceiling: Mapping[str, str], say: Say
 ) -> tuple[Stack, Mapping[str, str | None]]:
-    """Start a worker for every pool that has none.
+    """Start a worker for every one of the pools that has none.
 
     Return the stack and, for each of those pools, the last heartbeat of the previous worker.
     """
-    idle = [pool.name for pool in work_pools.POOLS if stack.process(_worker(pool.name)) is None]
+    idle = [name for name in served if stack.process(_worker(name)) is None]
     if not idle:
         return stack, {}
     say(f"starting workers for {', '.join(idle)}")

@@ -161,6 +161,24 @@ def settings(home: Home, stack: Stack) -> dict[str, str]:
     return environment.of_stack(home, stack, {})
 
 
+def adopt_server(home: Home) -> str:
+    """Return the address of the Prefect server for a command, and adopt its environment: that of
+    PREFECT_API_URL, else that of the local stack.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    api_url = environment.given("PREFECT_API_URL")
+    if api_url is None and (local := reachable(home)) is not None:
+        environment.adopt(settings(home, local))
+        api_url = local.prefect_url
+    if api_url is None:
+        raise ConfigError(
+            "there is no Prefect server; set PREFECT_API_URL to its address, or run `astraflow up`"
+        )
+    return api_url
+
+
 def _has_late_credentials(alive: Stack | None) -> bool:
     """Return whether the store's credentials are on a server that does not run yet.
 

@@ -4,14 +4,14 @@ Text becomes tokens only here, and each text only once: a later turn is tokenize
 template that follows the answer before it, never as the whole conversation again.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from storage.errors import ConfigError
-from storage.formats.json_objects import parse
+from storage.formats.json_objects import dump, parse
+from storage.machine.temporary_folders import temporary_folder
+from storage.records.types import Json
 from storage.written_files import write_inside
 
 Message: TypeAlias = Mapping[str, str]
@@ -19,6 +19,11 @@ Message: TypeAlias = Mapping[str, str]
 
 PLACEHOLDER: Final = "@@ANSWER@@"
 """Stands for an answer in a conversation that is rendered to find the text around the answer."""
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+SPECIAL_TOKENS: Final = "special_tokens_map.json"
+PATH_KEYS: Final = frozenset({"vocab", "merges", "init_inputs"})
+PATH_SUFFIXES: Final = ("_file", "_files", "_spm")
+"""Keys of a tokenizer's settings whose values transformers opens as files."""
 OPENINGS_MAX: Final = 1_024
 """First messages whose tokens are cached: all samples of a prompt begin alike."""
 
@@ -137,12 +142,16 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
         ConfigError: the files make no tokenizer.
         CorruptError: one that should be a JSON object is none.
     """
-    with tempfile.TemporaryDirectory(prefix="astraflow-chat-") as folder:
+    with temporary_folder("astraflow-chat-") as folder:
         for name, body in files.items():
-            write_inside(Path(folder), name, body)
+            write_inside(folder, name, body)
         try:
+            for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
+                if name in files:
+                    settings = _without_paths(parse(files[name], name))
+                    write_inside(folder, name, dump(settings))
             tokenizer = _tokenizer_class(files).from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
+                str(folder), local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # tokenizers raises Exception; transformers anything, by file
             raise ConfigError(
@@ -153,14 +162,25 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
     return Chat(tokenizer, _named_stop_ids(files, tokenizer))
 
 
+def _without_paths(settings: Json) -> Json:
+    """Return a tokenizer's settings without names of files, which may be outside of the model.
+
+    transformers reads their `tokenizer_file`, `vocab` and others, if they are there, instead of the
+    files of the folder. Parts are searched, too: `sp_model_kwargs` may name a `model_file`.
+    """
+    return {
+        key: _without_paths(value) if isinstance(value, dict) else value
+        for key, value in settings.items()
+        if key not in PATH_KEYS and not key.endswith(PATH_SUFFIXES)
+    }
+
+
 def _tokenizer_class(files: Mapping[str, bytes]) -> Any:
     """Return the tokenizer class that the files name, if it is the common one, else AutoTokenizer.
 
     Importing AutoTokenizer takes two CPU seconds.
     """
-    class_name = parse(files.get("tokenizer_config.json", b"{}"), "tokenizer_config.json").get(
-        "tokenizer_class"
-    )
+    class_name = parse(files.get(TOKENIZER_CONFIG, b"{}"), TOKENIZER_CONFIG).get("tokenizer_class")
     if class_name == "PreTrainedTokenizerFast" and "tokenizer.json" in files:
         from transformers import PreTrainedTokenizerFast
 

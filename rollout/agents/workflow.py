@@ -71,7 +71,7 @@ class Agent:
         Raises:
             ModelFailedError: the episode's answers so far fill the longest context.
             GenerationAbortedError: the engine ended the request.
-            ConfigError, EngineFailedError: as `Engine.generate`.
+            ConfigError, RequestRefusedError, EngineFailedError: as `Engine.generate`.
         """
         player = self._player
         if context is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollout.config import EngineConfig
-from storage.errors import ConfigError
+from storage.errors import AstraFlowError, ConfigError
 from storage.import_path import PluginKind, resolve
 from storage.records.rollouts import FinishReason
 from storage.records.types import Float32, Int32, Json
@@ -109,6 +109,7 @@ class Engine(Protocol):
             ContextFullError: `tokens` leave no space in the longest context.
             ConfigError: `tokens` are empty, an id is outside the vocabulary, or no weights are
                 loaded yet.
+            RequestRefusedError: the engine does not take this request; others go on.
             EngineFailedError: the engine broke or was closed.
         """
 
@@ -135,6 +136,10 @@ class ContextFullError(ConfigError):
 
 class GenerationAbortedError(RuntimeError):
     """An engine ended a request before its answer was complete."""
+
+
+class RequestRefusedError(AstraFlowError):
+    """An engine that works does not take a request; the message has its reason."""
 
 
 class EngineFailedError(RuntimeError):

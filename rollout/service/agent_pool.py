@@ -17,8 +17,10 @@ from rollout.agents.chat import Chat, load_chat
 from rollout.agents.workflow import Player, Workflow
 from rollout.config import EngineConfig, RolloutConfig, SamplingConfig
 from rollout.engines.engine import Engine, make_engine
+from rollout.placement import placed
 from rollout.rewards.reward import Reward, make_reward
 from rollout.service.user_threads import UserThreads
+from rollout.service.weight_loader import WeightLoader
 from rollout.workflows import make_workflow, policies_by_role
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError, CorruptError, NotFoundError
@@ -54,6 +56,8 @@ class AgentPool:
         """Role → player."""
         self.engines = engines
         """Policy → engine."""
+        self.loaders = {policy: WeightLoader(engine) for policy, engine in engines.items()}
+        """Policy → what loads versions into its engine."""
         self.timeout_s = timeout_s
         """Time limit of one episode."""
         self.running = 0
@@ -84,7 +88,7 @@ class AgentPool:
             loaded[policy] = await in_system_thread(
                 reader.read, run, policy, version, memory_bytes=self._memory_bytes
             )
-            await self.engines[policy].load(version, loaded[policy].tensors)
+            await self.loaders[policy].load(loaded[policy])
         return loaded
 
     async def load_newest(self, run: ObjectStore) -> dict[str, LoadedWeights]:
@@ -162,12 +166,13 @@ def open_agent_pool(
     }
     chats: dict[frozenset[tuple[str, bytes]], Chat] = {}
     players: dict[str, Player] = {}
+    engine_of = placed(config.engine, tuple(sampling))
     for policy, files in files_of.items():
         content = frozenset(files.items())
         if content not in chats:
             # Policies with equal files share one chat, and may continue each other's contexts.
             chats[content] = load_chat(files)
-        engine = _engine(config.engine, policy, files)
+        engine = _engine(engine_of[policy], policy, files)
         players[policy] = Player(policy, engine, chats[content], sampling[policy])
     return AgentPool(
         workflow,

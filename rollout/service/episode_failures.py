@@ -14,7 +14,11 @@ from rollout.agents.failures import (
     ToolFailedError,
     error_text,
 )
-from rollout.engines.engine import EngineFailedError, GenerationAbortedError
+from rollout.engines.engine import (
+    EngineFailedError,
+    GenerationAbortedError,
+    RequestRefusedError,
+)
 from rollout.rewards.judge_process import JudgeTimeoutError
 from storage.errors import AstraFlowError, ConfigError
 from storage.records.rollouts import Episode, FailureKind
@@ -29,6 +33,7 @@ FAILURE_KINDS: Final[tuple[tuple[type[BaseException], FailureKind], ...]] = (
     (RewardFailedError, FailureKind.REWARD),
     (TimeoutError, FailureKind.TIMEOUT),
     (GenerationAbortedError, FailureKind.INFRASTRUCTURE),
+    (RequestRefusedError, FailureKind.INFRASTRUCTURE),
     (ConnectionError, FailureKind.INFRASTRUCTURE),
     (ConfigError, FailureKind.WORKFLOW_BUG),
     (AstraFlowError, FailureKind.INFRASTRUCTURE),

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 
-from rollout.engines.engine import Engine
+from rollout.service.weight_loader import WeightLoader
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import BACKOFF_MAX_S, backoff_s
 from storage.coordination.system_threads import in_system_thread
@@ -37,7 +37,7 @@ class WeightSync:
         self,
         run: ObjectStore,
         policy: str,
-        engine: Engine,
+        loader: WeightLoader,
         interval_s: float,
         heartbeat: HeartbeatWriter,
         loaded: LoadedWeights | None = None,
@@ -46,7 +46,7 @@ class WeightSync:
         """`loaded` are the weights of the engine, if they are still in host memory."""
         self._run = run
         self._policy = policy
-        self._engine = engine
+        self._loader = loader
         self._interval_s = interval_s
         self._heartbeat = heartbeat
         self._loaded = loaded
@@ -89,7 +89,7 @@ class WeightSync:
         """
         try:
             newer = await in_system_thread(
-                manifests.newer, self._run, self._policy, self._engine.version
+                manifests.newer, self._run, self._policy, self._loader.engine.version
             )
             if newer is None:
                 self._consecutive_failures = 0
@@ -107,7 +107,7 @@ class WeightSync:
                     spare=self._spare,
                     memory_bytes=self._memory_bytes,
                 )
-                await self._engine.load(newest, weights.tensors)
+                await self._loader.load(weights)
                 self._loaded, self._spare = weights, self._loaded
         except ConfigError:
             raise
@@ -123,6 +123,6 @@ class WeightSync:
         self.failures += 1
         self._damaged = not isinstance(error, TransientError)
         self._consecutive_failures += 1
-        log.warning("%s stays at version %d: %s", self._policy, self._engine.version, error)
-        note = f"{self._policy} stays at version {self._engine.version}: {error}"
+        log.warning("%s stays at version %d: %s", self._policy, self._loader.engine.version, error)
+        note = f"{self._policy} stays at version {self._loader.engine.version}: {error}"
         self._heartbeat.update(note=note)

@@ -207,9 +207,9 @@ class Worker:
         episodes = (episode for group in groups for episode in group.episodes)
         for sequence in (sequence for episode in episodes for sequence in episode.sequences):
             for index, policy in enumerate(sequence.policies):
-                engine = self._pool.engines[policy]
+                loader = self._pool.loaders[policy]
                 for version in set(sequence.versions[sequence.owners == index].tolist()):
-                    digests.setdefault(policy, {})[version] = engine.digest(version)
+                    digests.setdefault(policy, {})[version] = loader.digest(version)
         return digests
 
     async def _renew_leases(self) -> None:

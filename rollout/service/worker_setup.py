@@ -8,10 +8,12 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
 from rollout.config import RolloutConfig, SamplingConfig
+from rollout.placement import worker_gpus
 from rollout.service import event_loop
 from rollout.service.agent_pool import AgentPool, check_agent_pool, open_agent_pool
 from rollout.service.weight_sync import WeightSync
 from rollout.service.worker import Worker
+from storage.coordination.gpus_of_service import gpus_of_service
 from storage.coordination.lifetime import Lifetime, backoff_s, stop_reason
 from storage.errors import NotFoundError, TransientError
 from storage.records.control import ServiceState, WaitReason
@@ -61,13 +63,13 @@ def work(
                 WeightSync(
                     weights_from,
                     policy,
-                    engine,
+                    loader,
                     config.refresh_interval_s,
                     lifetime.heartbeat,
                     loaded[policy],
                     config.refresh_memory_mb * 2**20,
                 )
-                for policy, engine in pool.engines.items()
+                for policy, loader in pool.loaders.items()
             ]
             await Worker(
                 run, lifetime, config, pool, weight_syncs, region, at_home, at_mirror
@@ -76,7 +78,10 @@ def work(
             await pool.close()
 
     policies = check_agent_pool(config, sampling)
-    event_loop.run(serve())
+    gpus = worker_gpus(config.engine, tuple(sampling))
+    with gpus_of_service(lifetime, gpus, config.engine.device_share) as are_held:
+        if are_held:
+            event_loop.run(serve())
 
 
 def _weights_store(

@@ -16,6 +16,8 @@ SIZE_FLOOR: Final = 2**16
 DIGITS_SHOWN_MAX = 24
 PREFIXES, SUFFIXES = ("num_", "n_"), ("_size", "_dim")
 """Keys of counts and sizes: `num_hidden_layers`, `n_embd`, `vocab_size`, `head_dim`."""
+REPEATS: Final = "attention_types"
+"""Key of lists with numbers of repetitions, which GPT-Neo makes into one list."""
 
 
 def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> None:
@@ -33,8 +35,9 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
         if not isinstance(value, dict):
             continue
         pending += value.values()
-        for key, size in value.items():
-            if _is_size(key) and isinstance(size, int | float) and size > limit:
+        for key, given in value.items():
+            size = _repeats(given) if key == REPEATS else given if _is_size(key) else None
+            if isinstance(size, int | float) and size > limit:
                 digits = str(size)[:DIGITS_SHOWN_MAX]
                 raise CorruptError(
                     f"{what}: {key} is {digits}, but the model's largest stored dimension is "
@@ -44,3 +47,16 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
 
 def _is_size(key: str) -> bool:
     return key.startswith(PREFIXES) or key.endswith(SUFFIXES)
+
+
+def _repeats(value: Any) -> int:
+    """Return the length of the list that `[[["global", "local"], 12]]` stands for: 24.
+
+    Repetitions of an empty list take time, too.
+    """
+    pairs = [pair for pair in value if isinstance(pair, list)] if isinstance(value, list) else []
+    return sum(
+        max(1, len(pair[0])) * max(0, pair[1])
+        for pair in pairs
+        if len(pair) > 1 and isinstance(pair[0], list | dict | str) and isinstance(pair[1], int)
+    )

@@ -65,15 +65,12 @@ def write(
     """
     _check_extra_files(folder, extra_files)
 
-    def store_file(name: str, body: bytes) -> FileInfo:
-        folder.put(f"{write_id}.{name}", body)
-        return FileInfo(f"{write_id}.{name}", len(body), file_digest(body))
-
     def store_part(
         numbered: tuple[int, Mapping[str, HostTensor]],
     ) -> tuple[FileInfo, dict[str, TensorInfo]]:
         number, part = numbered
-        file = store_file(f"{stem}-{number:05d}.safetensors", to_safetensors(part))
+        name = f"{write_id}.{stem}-{number:05d}.safetensors"
+        file = _store_file(folder, name, to_safetensors(part))
         infos = {
             name: TensorInfo(
                 dtype=tensor.dtype, shape=tensor.shape, digest=digest(tensor), file=file.name
@@ -92,10 +89,27 @@ def write(
             cost=lambda numbered: _num_bytes(numbered[1]),
         )
     )
-    with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
-        files = list(pool.map(store_file, extra_files.keys(), extra_files.values()))
     infos = {name: info for _, part in parts for name, info in part.items()}
-    return Contents(infos, tuple(file for file, _ in parts) + tuple(files))
+    files = write_extra_files(folder, extra_files, write_id)
+    return Contents(infos, tuple(file for file, _ in parts) + files)
+
+
+def write_extra_files(
+    folder: ObjectStore, extra_files: Mapping[str, bytes], write_id: str
+) -> tuple[FileInfo, ...]:
+    """Store files without tensors; ConfigError as for `write`."""
+    _check_extra_files(folder, extra_files)
+
+    def store_file(name: str, body: bytes) -> FileInfo:
+        return _store_file(folder, f"{write_id}.{name}", body)
+
+    with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
+        return tuple(pool.map(store_file, extra_files.keys(), extra_files.values()))
+
+
+def _store_file(folder: ObjectStore, name: str, body: bytes) -> FileInfo:
+    folder.put(name, body)
+    return FileInfo(name, len(body), file_digest(body))
 
 
 def _check_extra_files(folder: ObjectStore, extra_files: Mapping[str, bytes]) -> None:

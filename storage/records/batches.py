@@ -51,6 +51,8 @@ class BatchRow:
     """Oldest version that sampled a token of the policy, masked tokens included."""
     replay: bool = False
     """True if a replay algorithm selected the sequence again."""
+    region: str = ""
+    """Region whose worker sampled the sequence; empty in batches of releases without it."""
 
 
 class LedgerEntry(NamedTuple):

@@ -86,10 +86,18 @@ class WaitReason(StrEnum):
     """A stored object is missing or cannot be read."""
     UNTRAINABLE = "untrainable"
     """No sequence that was ingested lately can be trained on."""
+    GPU = "gpu"
+    """Another process of its machine uses a GPU that it needs."""
 
 
 FAULTS = frozenset(
-    {WaitReason.STORE, WaitReason.PREFECT, WaitReason.DAMAGED_OBJECT, WaitReason.UNTRAINABLE}
+    {
+        WaitReason.STORE,
+        WaitReason.PREFECT,
+        WaitReason.DAMAGED_OBJECT,
+        WaitReason.UNTRAINABLE,
+        WaitReason.GPU,
+    }
 )
 """Wait reasons that a person may have to act on. The others occur in every run."""
 

@@ -3,6 +3,7 @@
 Shape legend: N changed elements of a tensor. `storage/weights` stores these records.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
@@ -12,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from storage.plain_names import DataFileName, DataFileNameOrNone, PartName
+from storage.plain_names import DataFileName, DataFileNameOrNone, PartName, RunId
 from storage.records.numbers import Count, Number, UnixTime
 
 DIMENSIONS_MAX = 64
 """NumPy's limit."""
+RANK_MAX = 65_536
+"""Limit of the rank of an adapter, as of any dimension of a model."""
 Dtype: TypeAlias = Annotated[
     str, Field(pattern=r"\A(BF16|F(16|32|64)|F8_E4M3|F8_E5M2|[IU](8|16|32|64)|BOOL)\z")
 ]
@@ -109,6 +112,37 @@ class MergedDelta:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredAdapter:
+    """How the tensors `{layer}.lora_A.weight` and `{layer}.lora_B.weight` of a version change
+    `{layer}.weight` (`storage/formats/adapters.py`).
+    """
+
+    kind: Literal["lora"]
+    rank: Annotated[int, Field(ge=1, le=RANK_MAX)]
+    """Rows of A [rank, inputs], and columns of B [outputs, rank]."""
+    alpha: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)]
+    rslora: bool = False
+
+    @property
+    def scale(self) -> float:
+        """Factor of B A: alpha / rank, with `rslora` alpha / √rank."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The version of another run in the same store that is version 0 of a policy. Example:
+    `Origin(run="tiny-1", policy="solver", version=40, digest="sha256:…")`.
+    """
+
+    run: RunId
+    policy: PartName
+    version: Count
+    digest: str
+    """Weights digest of its tensors, as in its manifest when the new run was created."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The manifest of one version of a policy's weights; written last, created once."""
 
@@ -130,7 +164,17 @@ class Manifest:
     """Tensor files. Version 0 lists the model's other files too (`config.json`, tokenizer, …)."""
     step: StoredDelta | None = None
     """Of an anchor: its delta to the version before, for readers that have loaded that version."""
+    adapter: StoredAdapter | None = None
+    """Which of the tensors are an adapter, to be merged into the others; None: there is none."""
+    origin: Origin | None = None
+    """Of version 0: the version of another run that it was made from; None: of another source."""
     metrics: Mapping[str, Number] = field(default_factory=dict)
     """`trainer/…` metrics of its training step."""
     created_s: UnixTime = 0.0
     write_id: str = ""
+
+    @property
+    def shared(self) -> Origin | None:
+        """The origin whose stored tensors are this version's; None where it has its own."""
+        has_own = any(info.file for info in self.tensors.values())
+        return None if self.origin is None or has_own else self.origin

@@ -8,14 +8,14 @@
 The header has the fields of the batch as a whole. `decode` validates everything.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
-from storage import layout
+from storage import layout, plain_names
 from storage.errors import CorruptError
 from storage.formats import arrow_files
 from storage.formats.arrow_files import DICTIONARY, Table, list_of, schema_of
@@ -68,6 +68,8 @@ class _Header:
     closed: tuple[Count, ...]
     metrics: Mapping[str, Number]
     created_s: UnixTime
+    regions: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
+    """Region → the orders of the rows that it sampled: a shard has one region."""
     write_id: str
 
 
@@ -140,6 +142,7 @@ def encode(batch: Batch) -> bytes:
         closed=batch.closed,
         metrics=dict(batch.metrics),
         created_s=batch.created_s,
+        regions=_regions(rows),
         write_id=new_write_id(),
     )
     return arrow_files.encode(SCHEMA, columns, KIND, vars(header))
@@ -157,7 +160,7 @@ def decode(body: bytes) -> Batch:
     keys = _keys(table)
     num_rows = _check_order(fates)
     num_entries = num_rows + sum(fate in LEDGER_FATES for fate in fates)
-    rows = _rows(table, keys[:num_rows], fates[:num_rows])
+    rows = _rows(table, keys[:num_rows], fates[:num_rows], _region_of(header.regions))
     entries = zip(
         keys[num_rows:num_entries],
         fates[num_rows:num_entries],
@@ -204,7 +207,35 @@ def _check_order(fates: list[str]) -> int:
     return sections.count(0)
 
 
-def _rows(table: Table, keys: list[SequenceKey], fates: list[str]) -> tuple[BatchRow, ...]:
+def _regions(rows: Iterable[BatchRow]) -> dict[str, tuple[int, ...]]:
+    """Return region → orders of these rows, both ascending; unknown regions are left out."""
+    region_of: dict[int, str] = {}
+    for row in rows:
+        # An order that was lost and sampled again elsewhere could have two: the first is kept.
+        region_of.setdefault(row.key.order, row.region)
+    orders_of: dict[str, list[int]] = {}
+    for order in sorted(region_of):
+        orders_of.setdefault(region_of[order], []).append(order)
+    return {region: tuple(orders_of[region]) for region in sorted(orders_of.keys() - {""})}
+
+
+def _region_of(regions: Mapping[str, tuple[int, ...]]) -> dict[int, str]:
+    """Return order → region; CorruptError for an invalid name, and for an order of two regions."""
+    region_of: dict[int, str] = {}
+    for region, orders in regions.items():
+        if not layout.NAME.fullmatch(region):
+            raise CorruptError(
+                f"a batch has the region {plain_names.quoted(region)}, which is not a valid name"
+            )
+        for order in orders:
+            if region_of.setdefault(order, region) != region:
+                raise CorruptError(f"a batch has order {order} in two regions")
+    return region_of
+
+
+def _rows(
+    table: Table, keys: list[SequenceKey], fates: list[str], region_of: Mapping[int, str]
+) -> tuple[BatchRow, ...]:
     lists = TokenLists.from_table(table, TOKEN_COLUMNS)
     if len(lists.values["tokens"]) != lists.offsets[len(keys)]:
         raise CorruptError("a batch has tokens on a row that is not trained on")
@@ -237,6 +268,7 @@ def _rows(table: Table, keys: list[SequenceKey], fates: list[str]) -> tuple[Batc
             temperature=temperature,
             min_version=min_version,
             replay=replay,
+            region=region_of.get(key.order, ""),
         )
         for (
             key,

@@ -7,15 +7,22 @@ repeated work, never correctness: an older checkpoint leads through the same bat
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
 from storage import layout
-from storage.errors import UNREADABLE, CorruptError, NotFoundError, TransientError
+from storage.errors import (
+    UNREADABLE,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    TransientError,
+)
 from storage.formats import tensor_set
-from storage.formats.json_objects import unseal
+from storage.formats.json_objects import seal, unseal
 from storage.formats.tensor_set import MANIFEST, Contents
 from storage.plain_names import PartName, new_write_id
 from storage.records.numbers import Number, Quantity
@@ -73,6 +80,34 @@ def save(
         write_id=write_id,
     )
     tensor_set.commit(folder, contents, manifest)
+
+
+def copy_as_first(
+    source: ObjectStore, source_policy: str, step: int, run: ObjectStore, policy: str
+) -> None:
+    """Store the checkpoint of a step of another run as that of step 0, from which a trainer starts.
+
+    Nothing was trained in the new run yet, so its tokens are not counted. Files keep their names: a
+    repeated or a concurrent copy writes the same bytes. A checkpoint of step 0 that exists is kept.
+
+    Raises:
+        NotFoundError: there is no such checkpoint.
+        CorruptError: it is damaged.
+    """
+    manifest = read_manifest(source, source_policy, step)
+    there = source.sub(layout.checkpoint(source_policy, step))
+    here = run.sub(layout.checkpoint(policy, 0))
+    for file in manifest.files:
+        here.put(file.name, read_twice(partial(tensor_set.read_file, there, file)))
+    copied = replace(
+        manifest,
+        policy=policy,
+        step=0,
+        state=replace(manifest.state, tokens_trained=0.0),
+        created_s=time.time(),
+    )
+    with suppress(ConflictError):
+        here.create(MANIFEST, seal(copied))
 
 
 class Checkpoint(NamedTuple):

@@ -3,17 +3,19 @@
 import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from storage import layout
 from storage.errors import UNREADABLE, ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import seal, unseal
 from storage.formats.json_values import storable_text
-from storage.plain_names import RUN_ID, RunId
+from storage.plain_names import RUN_ID, PartName, RunId
 from storage.records.control import Stop
 from storage.records.numbers import UnixTime
 from storage.records.types import Json
+from storage.records.weights import Origin
 from storage.store.object_store import ObjectStore, read_twice
 
 STOP_BYTES_MAX = 1_000_000
@@ -22,6 +24,8 @@ REASON_MAX = 10_000
 """Characters of a reason; a longer one is truncated when it is written and when it is read."""
 _DIFFERENCES_MAX = 10
 """Differing settings that one error message lists."""
+
+_NO_ORIGINS: Mapping[str, Origin] = MappingProxyType({})
 
 FillDefaults: TypeAlias = Callable[[Json], Json]
 """Returns a configuration with every default written out."""
@@ -36,6 +40,8 @@ class RunRecord:
     deployment: str
     """The Prefect deployment that started the run; empty for none."""
     config: Json
+    origins: Mapping[PartName, Origin] = field(default_factory=dict)
+    """policy → the version of another run that is its version 0; without the other policies."""
 
 
 def create_run(
@@ -44,8 +50,11 @@ def create_run(
     config: Json,
     deployment: str = "",
     fill_defaults: FillDefaults = lambda config: config,
+    origins: Mapping[str, Origin] = _NO_ORIGINS,
 ) -> ObjectStore:
     """Create a run, or join an existing one, and return its sub-store.
+
+    An existing run keeps its own origins.
 
     Args:
         fill_defaults: adds today's defaults to a configuration that an earlier release froze.
@@ -54,7 +63,7 @@ def create_run(
         ConfigError: the run exists with another configuration.
     """
     run = store.sub(layout.run_prefix(run_id))
-    body = seal(RunRecord(run_id, time.time(), deployment, config))
+    body = seal(RunRecord(run_id, time.time(), deployment, config, origins))
     try:
         run.create(layout.RUN, body)
     except ConflictError:
@@ -85,6 +94,28 @@ def check_restart(
     return stop
 
 
+def run_id(run: ObjectStore) -> str:
+    """Return the run id in the prefix of a run's sub-store."""
+    return run.prefix.rstrip("/").rpartition("/")[2]
+
+
+def sibling(run: ObjectStore, run_id: str) -> ObjectStore:
+    """Return the sub-store of another run of the store that `run` is in; it need not exist.
+
+    ConfigError when `run` is not the sub-store of a run, or for an invalid run id.
+    """
+    return store_of(run).sub(layout.run_prefix(run_id))
+
+
+def store_of(run: ObjectStore) -> ObjectStore:
+    """Return the store that a run is in; ConfigError when `run` is not the sub-store of a run."""
+    root = layout.store_prefix(run.prefix)
+    own = run.prefix[len(root) :].rstrip("/")
+    if not own:
+        raise ConfigError(f"{run.url} is not the folder of a run, so no other run is beside it")
+    return replace(run, prefix=root, url=run.url.removesuffix(f"/{own}"))
+
+
 def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
     """Return the sub-store of an existing run; ConfigError, with similar ids, for none."""
     if RUN_ID.fullmatch(run_id):
@@ -100,7 +131,7 @@ def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
 def read_run(run: ObjectStore) -> RunRecord:
     """Read `run.json`; NotFoundError when there is none, CorruptError when it is damaged."""
     record = read_twice(lambda: unseal(RunRecord, run.get(layout.RUN), layout.RUN))
-    if record.run_id != run.prefix.rstrip("/").rpartition("/")[2]:
+    if record.run_id != run_id(run):
         raise CorruptError(f"{run.url}/{layout.RUN} is the record of run {record.run_id}")
     return record
 

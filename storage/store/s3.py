@@ -5,15 +5,16 @@ an exclusive `open` can truncate an existing object, and large writes become mul
 condition some servers ignore.
 """
 
+import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from storage.errors import AstraFlowError, ConfigError, NotFoundError, TransientError
 from storage.store.backend import Keys, check_size
-from storage.store.s3_url import S3Location
+from storage.store.s3_url import S3Location, is_endpoint
 
 CREATE_BYTES_MAX = 5 * 2**30
 """S3's limit of a single PUT."""
@@ -24,6 +25,9 @@ PAGE_KEYS_MAX = 1000
 """Keys in one response of a listing: S3's limit."""
 
 Pages: TypeAlias = list[dict[str, Any]]
+
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""In botocore's order."""
 
 _TRANSIENT_STATUSES = {408, 409, 412, 425, 429}
 _TRANSIENT_CODES = {
@@ -179,8 +183,13 @@ def _translate(error: Exception, location: S3Location, name: str) -> AstraFlowEr
             f"the bucket {location.bucket}{location.at_endpoint} does not exist; create it, or "
             "correct the store's URL"
         )
-    if status == 404 or isinstance(error, FileNotFoundError):
+    file = _missing_file(error) if status is None else ""
+    if status == 404 or (isinstance(error, FileNotFoundError) and not file):
         return NotFoundError(f"there is no object {name}")
+    if file:
+        return ConfigError(
+            f"{name} cannot be reached: there is no file {file}; correct {location.credentials}"
+        )
     if _needs_person(error):
         return ConfigError(f"{name} cannot be reached: {error}; correct {location.credentials}")
     if status is None or status >= 500 or status in _TRANSIENT_STATUSES or code in _TRANSIENT_CODES:
@@ -200,6 +209,8 @@ def _open(location: S3Location) -> Any:
     except ImportError as error:
         raise ConfigError("a store on S3 needs the package s3fs; install astraflow[s3]") from error
     settings = _profile_settings(location.profile)
+    _check_settings(location, settings)
+    logging.getLogger("botocore.credentials").setLevel(logging.CRITICAL)  # its errors are raised
     # The listings cache would hide objects of other writers.
     filesystem = s3fs.S3FileSystem(
         skip_instance_cache=True,
@@ -219,6 +230,26 @@ def _open(location: S3Location) -> Any:
     return filesystem
 
 
+def _check_settings(location: S3Location, settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError where the address of the server, from wherever it comes, is not one, and
+    where its certificates are missing.
+    """
+    given = {f"endpoint_url of the profile {location.profile}": settings.get("endpoint_url")}
+    given |= {name: os.environ.get(name) for name in ENDPOINT_VARIABLES}
+    source, endpoint = next(((name, url) for name, url in given.items() if url), ("", ""))
+    if not location.endpoint and source and not is_endpoint(endpoint):
+        raise ConfigError(
+            f"{source} must look like https://host or http://host:9000, without a user or a "
+            "password; correct it or unset it"
+        )
+    bundle = os.environ.get("AWS_CA_BUNDLE") or settings.get("ca_bundle")
+    if bundle and not os.path.exists(bundle):
+        raise ConfigError(
+            f"there is no file {bundle}, which AWS_CA_BUNDLE, or ca_bundle of the profile "
+            f"{location.profile or 'default'}, names as the certificates of the server"
+        )
+
+
 def _profile_settings(profile: str) -> dict[str, Any]:
     """Read the settings of a profile from `~/.aws/config`.
 
@@ -227,6 +258,19 @@ def _profile_settings(profile: str) -> dict[str, Any]:
     from botocore.session import Session
 
     return Session(profile=profile).get_scoped_config() if profile else {}
+
+
+def _missing_file(error: BaseException | None) -> str:
+    """Return the local file that a request needed and that does not exist, such as that of a web
+    identity token; empty without one.
+
+    s3fs raises FileNotFoundError also where the server has no such object; then it names no file.
+    """
+    while error is not None:
+        if isinstance(error, FileNotFoundError) and error.filename:
+            return str(error.filename)
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _response(error: BaseException | None) -> dict[str, Any]:
@@ -253,7 +297,7 @@ def _network_errors() -> tuple[type[Exception], ...]:
     from aiohttp import ClientError
     from botocore.exceptions import BotoCoreError
 
-    return (OSError, BotoCoreError, ClientError)
+    return (OSError, BotoCoreError, ClientError, ValueError)  # ValueError: of an endpoint
 
 
 def _needs_person(error: BaseException) -> bool:
@@ -266,5 +310,6 @@ def _needs_person(error: BaseException) -> bool:
         exceptions.ParamValidationError,
         exceptions.ProfileNotFound,
         exceptions.NoRegionError,
+        ValueError,
     )
     return isinstance(error, kinds) or isinstance(error.__cause__, kinds)

@@ -98,14 +98,19 @@ def _endpoint(url: str, parameters: dict[str, str]) -> str:
     endpoint = parameters.get("endpoint", "").rstrip("/")
     if not endpoint:
         return ""
-    try:
-        parts = urlsplit(endpoint)
-        is_valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
-    except ValueError:
-        is_valid = False
-    if not is_valid or "@" in endpoint or parts.query or parts.fragment:
+    if not is_endpoint(endpoint):
         raise ConfigError(
             f"the endpoint of the store URL {url} must look like https://host or http://host:9000; "
             f"{_HINT}"
         )
     return endpoint
+
+
+def is_endpoint(address: str) -> bool:
+    """Return whether an address can be that of an S3 server, without credentials in it."""
+    try:
+        parts = urlsplit(address)
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        return False
+    return bool(is_valid) and "@" not in address and not parts.query and not parts.fragment

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from storage import layout, plain_names
 from storage.errors import UNREADABLE
+from storage.records.weights import Origin
 from storage.run import batches, quarantine, runs
 from storage.store.object_store import ObjectStore
 from storage.verify.ledger import LedgerAudit, LedgerCounts
@@ -35,6 +36,8 @@ class RunTerms:
     max_staleness: int
     batch_sizes: Mapping[str, int]
     """policy → rows of every batch."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """policy → the version of another run that is its version 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,8 @@ def verify(
         )
         counts[policy] = ledger.audit(steps[policy], due, progress)
     for policy in policies:
-        published[policy] = WeightsAudit(run, policy, findings).audit(due, progress)
+        audit = WeightsAudit(run, policy, findings, terms.origins.get(policy))
+        published[policy] = audit.audit(due, progress)
     for policy in policies:
         audit_checkpoints(run, policy, findings)
     shards.check_versions(published)

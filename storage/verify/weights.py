@@ -5,7 +5,7 @@ from functools import partial
 
 from storage import layout
 from storage.errors import UNREADABLE, AstraFlowError, NotFoundError, TransientError
-from storage.records.weights import Manifest
+from storage.records.weights import Manifest, Origin
 from storage.run import checkpoints
 from storage.store.object_store import ObjectStore
 from storage.verify.missing_numbers import gaps
@@ -20,8 +20,12 @@ Progress = Callable[[str, float], None]
 class WeightsAudit:
     """Audit of every published version of one policy, in their order."""
 
-    def __init__(self, run: ObjectStore, policy: str, findings: Findings) -> None:
+    def __init__(
+        self, run: ObjectStore, policy: str, findings: Findings, origin: Origin | None = None
+    ) -> None:
+        """`origin` is the version of another run with which the policy was to begin."""
         self._run, self._policy, self._findings = run, policy, findings
+        self._origin = origin
         self._loaded: dict[int, LoadedWeights] = {}
         """Versions that later ones are made of: the last one, and bases of merged deltas."""
 
@@ -108,6 +112,13 @@ class WeightsAudit:
                 f"names batch {manifest.batch}; version {manifest.version} is made of batch "
                 f"{batch}",
             )
+        origin = None if manifest.version else self._origin
+        if manifest.origin != origin:
+            self._findings.add(
+                Invariant.LINEAGE,
+                key,
+                f"names {_words(manifest.origin)} as its origin, and {layout.RUN} {_words(origin)}",
+            )
         if batch is not None and not self._run.exists(layout.batch(manifest.policy, batch)):
             self._findings.add_missing(
                 layout.batch(manifest.policy, batch),
@@ -172,6 +183,12 @@ class WeightsAudit:
 
     def _read_files(self) -> None:
         reader.fetch_files(self._run, self._policy, 0)
+
+
+def _words(origin: Origin | None) -> str:
+    if origin is None:
+        return "none"
+    return f"{origin.policy}@{origin.version} of run {origin.run} ({origin.digest})"
 
 
 def audit_checkpoints(run: ObjectStore, policy: str, findings: Findings) -> None:

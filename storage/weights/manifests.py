@@ -4,16 +4,18 @@ Every read is verified.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from storage import layout
 from storage.errors import CorruptError, NotFoundError
+from storage.formats import adapters
 from storage.formats.json_objects import unseal
 from storage.formats.safetensors import weights_digest
 from storage.formats.tensor_set import Contents, check_files
 from storage.records.weights import HostTensor, Manifest, MergedDelta
+from storage.run import runs
 from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 from storage.store.s3 import S3Objects
@@ -24,6 +26,8 @@ MEMORY_BYTES = 2**30
 """Memory for publishing or reading a version, besides the versions themselves."""
 MERGED_SPAN = 8
 """Versions that a merged delta passes over, from one multiple of this number to the next."""
+RUNS_MAX = 8
+"""Runs that one version is read from: a run whose version 0 has an origin, the origin's run, …"""
 READ_THREADS = 16
 """Manifests that are read at once."""
 _probe_pool = ThreadPoolExecutor(12, thread_name_prefix="probe")
@@ -60,6 +64,9 @@ def parse_manifest(body: bytes, policy: str, version: int) -> Manifest:
     if weights_digest(manifest.tensors) != manifest.digest:
         raise CorruptError(f"{key} lists tensors whose digests do not give its own digest")
     _check_bases(manifest, key)
+    _check_origin(manifest, key)
+    if manifest.adapter and (reason := adapters.fault(manifest.adapter, manifest.tensors)):
+        raise CorruptError(f"{key} names an adapter of rank {manifest.adapter.rank}, but {reason}")
     return manifest
 
 
@@ -79,6 +86,18 @@ def _check_bases(manifest: Manifest, key: str) -> None:
             f"{key} has a step from version {step.base}; only an anchor has one, from the version "
             "before"
         )
+
+
+def _check_origin(manifest: Manifest, key: str) -> None:
+    """Raise CorruptError for an origin of another version than 0, or of other tensors."""
+    if manifest.origin is None:
+        return
+    if manifest.version or manifest.kind != "anchor":
+        raise CorruptError(f"{key} has an origin; only version 0, which is an anchor, has one")
+    if manifest.shared and manifest.digest != manifest.origin.digest:
+        raise CorruptError(f"{key} shares the tensors of an origin whose digest is not its own")
+    if not manifest.shared and not all(info.file for info in manifest.tensors.values()):
+        raise CorruptError(f"{key} shares some tensors of its origin; it has to share all or none")
 
 
 def exists(run: ObjectStore, policy: str, version: int) -> bool:
@@ -212,6 +231,24 @@ def chain_from_anchor(
             if result.kind == "anchor" and result.version not in damaged:
                 break
     return chain
+
+
+def chains(
+    run: ObjectStore, policy: str, version: int
+) -> Iterator[tuple[ObjectStore, list[Manifest]]]:
+    """Yield the manifests that the version is read from, as `chain_from_anchor`, with their run:
+    those of its own run, then those of its origin's run, and so on.
+
+    Raises CorruptError and NotFoundError, also where the origins lead through too many runs.
+    """
+    for _ in range(RUNS_MAX):
+        chain = chain_from_anchor(run, policy, version, ())
+        yield run, chain
+        origin = chain[0].shared
+        if origin is None:
+            return
+        run, policy, version = runs.sibling(run, origin.run), origin.policy, origin.version
+    raise CorruptError(f"{run.url}: more than {RUNS_MAX} runs refer to one another")
 
 
 def with_bases(

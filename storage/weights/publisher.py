@@ -6,11 +6,11 @@ from types import MappingProxyType
 
 from storage import layout
 from storage.errors import ConfigError, ConflictError
-from storage.formats import tensor_set
+from storage.formats import adapters, tensor_set
 from storage.formats.safetensors import weights_digest
 from storage.formats.tensor_set import Contents
 from storage.plain_names import new_write_id
-from storage.records.weights import HostTensor, Manifest, StoredDelta
+from storage.records.weights import HostTensor, Manifest, Origin, StoredAdapter, StoredDelta
 from storage.store.object_store import ObjectStore
 from storage.weights import delta_store
 from storage.weights.delta_store import WrittenDelta
@@ -33,6 +33,8 @@ def publish(
     memory_bytes: int = MEMORY_BYTES,
     metrics: Mapping[str, float] = _NO_METRICS,
     extra_files: Mapping[str, bytes] = _NO_FILES,
+    adapter: StoredAdapter | None = None,
+    origin: Origin | None = None,
 ) -> Manifest:
     """Store a version and return its manifest: data files first, the manifest last.
 
@@ -46,14 +48,21 @@ def publish(
         metrics: for the manifest, which gets `weights/…` of the publication besides.
         extra_files: the model's other files, such as `config.json` and the tokenizer; by convention
             of version 0 only.
+        adapter: what those of `tensors` are that belong to an adapter.
+        origin: the version of another run that version 0 was made from.
 
     Raises:
         ConflictError: the version exists.
-        ConfigError: there are no tensors.
+        ConfigError: there are no tensors, or those of `adapter` do not fit it.
     """
     if not tensors:
         raise ConfigError(
             f"version {version} of {policy} would have no tensors; publish those of its model"
+        )
+    if adapter and (reason := adapters.fault(adapter, tensors)):
+        raise ConfigError(
+            f"version {version} of {policy} would name an adapter of rank {adapter.rank}, but "
+            f"{reason}; correct the train engine, or set train.adapter.publish: merged"
         )
     if exists(run, policy, version):
         raise ConflictError(f"version {version} of {policy} is published already")
@@ -84,6 +93,8 @@ def publish(
         step=StoredDelta(version - 1, delta.contents.tensors, delta.contents.files)
         if delta and is_anchor
         else None,
+        adapter=adapter,
+        origin=origin,
         metrics={**metrics, **_metrics(tensors, delta, time.monotonic() - start_s)},
         created_s=time.time(),
         write_id=write_id,

@@ -152,10 +152,15 @@ def _next_manifest(key: str) -> str:
 
 
 def read_through_mirror(home: ObjectStore, mirror: ObjectStore) -> ObjectStore:
-    """Return `home` with a backend that reads weights from `mirror`. Both are of one run."""
+    """Return `home` with a backend that reads weights from `mirror`. Both are of one run.
+
+    The weights of another run, from which this one continues, are read from the mirror's folder of
+    that run.
+    """
+    here, there = layout.store_prefix(home.prefix), layout.store_prefix(mirror.prefix)
     backend = ReadThrough(
         near=mirror.backend,
         home=home.backend,
-        near_path=lambda key: mirror.prefix + key.removeprefix(home.prefix),
+        near_path=lambda key: there + key.removeprefix(here),
     )
     return replace(home, backend=backend)

@@ -17,13 +17,15 @@ from storage import layout
 from storage.errors import CorruptError, NotFoundError
 from storage.formats import tensor_set
 from storage.formats.model_config import MODEL_CONFIG, check_sizes
-from storage.records.weights import HostTensor, Manifest
+from storage.records.weights import HostTensor, Manifest, Origin
+from storage.run import runs
 from storage.store.object_store import ObjectStore
 from storage.weights import update_path
 from storage.weights.manifests import (
     MEMORY_BYTES,
     MERGED_SPAN,
     READ_THREADS,
+    RUNS_MAX,
     LoadedWeights,
     chain_from_anchor,
     contents,
@@ -53,6 +55,7 @@ def read(
     manifest: Manifest | None = None,
     spare: LoadedWeights | None = None,
     memory_bytes: int = MEMORY_BYTES,
+    runs_max: int = RUNS_MAX,
 ) -> LoadedWeights:
     """Read a version by the cheapest path from `loaded`, else from the nearest anchor.
 
@@ -65,6 +68,7 @@ def read(
         spare: a version that is no longer used. Its memory is written to, because fresh memory
             costs more than everything else here.
         memory_bytes: of files that are in memory at once, besides the versions.
+        runs_max: runs that the version may be read from.
 
     Raises:
         CorruptError: the version cannot be read; the message names the versions of the path.
@@ -78,7 +82,7 @@ def read(
             return _read_from_loaded(run, policy, version, loaded, manifest, spare, memory_bytes)
         except (CorruptError, NotFoundError) as error:
             log.warning("%s; version %d of %s is read from an anchor", error, version, policy)
-    return _read_from_anchor(run, policy, version, memory_bytes)
+    return _read_from_anchor(run, policy, version, memory_bytes, runs_max)
 
 
 def fetch_files(run: ObjectStore, policy: str, version: int = 0) -> dict[str, bytes]:
@@ -129,11 +133,35 @@ def _read_from_loaded(
         return update_path.apply_path(run, target, path_without_merged, loaded, memory_bytes)
 
 
+def _read_origin(
+    run: ObjectStore, first: Manifest, origin: Origin, memory_bytes: int, runs_max: int
+) -> LoadedWeights:
+    """Read the version of another run that version 0 is; CorruptError where that is impossible."""
+    where = (
+        f"version 0 of {first.policy} in {run.url} is {origin.policy}@{origin.version} of run "
+        f"{origin.run}"
+    )
+    if runs_max <= 1:
+        raise CorruptError(f"{where}: more than {RUNS_MAX} runs refer to one another in this way")
+    try:
+        return read(
+            runs.sibling(run, origin.run),
+            origin.policy,
+            origin.version,
+            memory_bytes=memory_bytes,
+            runs_max=runs_max - 1,
+        )
+    except (NotFoundError, CorruptError) as error:
+        raise CorruptError(
+            f"{where}, which cannot be read: {error}; put that run back as it was"
+        ) from error
+
+
 def _read_from_anchor(
-    run: ObjectStore, policy: str, version: int, memory_bytes: int
+    run: ObjectStore, policy: str, version: int, memory_bytes: int, runs_max: int
 ) -> LoadedWeights:
     """Read from the nearest anchor; where that is damaged and carries its delta, from the one
-    before.
+    before. A version 0 that is shared is read from its origin.
     """
     damaged: set[int] = set()
     first_error: CorruptError | NotFoundError | None = None
@@ -146,15 +174,19 @@ def _read_from_anchor(
                 for delta in update_path.path_deltas(each)
                 if delta.base is not None or delta.version not in damaged
             ]
-            path = update_path.cheapest(usable, None, version)
+            origin = chain[0].shared
+            path = update_path.cheapest(usable, None if origin is None else 0, version)
             if path is None:
                 raise CorruptError(
                     f"no unbroken chain leads from an anchor to version {version} of {policy}"
                 )
         except CorruptError as error:
             raise first_error or error from error
+        loaded = None
+        if origin is not None:
+            loaded = _read_origin(run, chain[0], origin, memory_bytes, runs_max)
         try:
-            return update_path.apply_path(run, chain[-1], path, None, memory_bytes)
+            return update_path.apply_path(run, chain[-1], path, loaded, memory_bytes)
         except DamagedPathError as error:
             first_error = first_error or _explained(run, chain, path, error)
             if error.delta.base is not None or chain[0].step is None:

@@ -29,7 +29,8 @@ from storage.errors import (
 )
 from storage.records.control import ServiceState, WaitReason
 from storage.records.progress import MirrorProgress
-from storage.records.weights import FileInfo, Manifest
+from storage.records.weights import FileInfo, Manifest, Origin
+from storage.run import runs
 from storage.run.runs import read_stop
 from storage.store.object_store import ObjectStore, open_store
 from storage.store.ordered_map import ordered_map
@@ -206,8 +207,9 @@ def copy_version(
     """Copy what the mirror lacks of a version; None while home has no such version.
 
     First the files of the delta, or of an anchor without one, then the manifest, so that a mirror
-    never shows a version that cannot be read. Bytes are copied unverified: their readers verify
-    them.
+    never shows a version that cannot be read. Before a shared version 0, the files that lead
+    to its origin are copied, into the mirror's folder of the origin's run. Bytes are copied
+    unverified: their readers verify them.
     """
     key = layout.manifest(layout.weights(policy, version))
     try:
@@ -218,11 +220,25 @@ def copy_version(
     num_bytes = copy_files(
         home, mirror, policy, version, manifest.step.files if manifest.step else manifest.files
     )
+    if (origin := manifest.shared) is not None:
+        num_bytes += _copy_origin(home, mirror, origin)
     try:
         mirror.create(key, body)
     except ConflictError:
         log.info("another service mirrored version %d of %s first", version, policy)
     return CopiedVersion(num_bytes + len(body), _whole_tensor_files(manifest))
+
+
+def _copy_origin(home: ObjectStore, mirror: ObjectStore, origin: Origin) -> int:
+    """Copy the files from which the origin is read; return the bytes that were copied."""
+    source = runs.sibling(home, origin.run)
+    return sum(
+        copy_files(
+            run, runs.sibling(mirror, runs.run_id(run)), each.policy, each.version, each.files
+        )
+        for run, chain in manifests.chains(source, origin.policy, origin.version)
+        for each in chain
+    )
 
 
 def copy_files(

@@ -6,8 +6,8 @@
 
 Only data is deleted. Manifests are small and stay, so that every digest, parent and batch can still
 be verified. Kept are version 0, the newest versions, every n-th, those that a person names or has
-tagged, those younger than the grace period, those from the oldest one on that a live reader has
-loaded, and the bases of all these down to an undamaged anchor.
+tagged, those from which another run continues, those younger than the grace period, those from the
+oldest one on that a live reader has loaded, and the bases of all these down to an undamaged anchor.
 """
 
 import math
@@ -167,7 +167,7 @@ def plan(
                 versions,
             )
         )
-    tagged = tags.require_all(run)
+    tagged = tags.holding(run)
     recorded = set(layout.numbers(keys, partial(layout.retired, policy)))
     wanted = _kept_versions(run, chain, retention, tagged, now_s)
     kept = manifests.with_bases(run, chain, wanted, set(keys), recorded, verify=verify)
@@ -211,12 +211,12 @@ def retire(run: ObjectStore, planned: RetirementPlan) -> None:
         # it created the tag: at least one of the two detects the other.
         if new_tags := [
             tag
-            for tag in tags.require_all(run)
+            for tag in tags.holding(run)
             if tag not in planned.tags and tag.policy == planned.policy
         ]:
             tag = new_tags[0]
             raise ConfigError(
-                f"{tag.policy}@{tag.version} was tagged {tag.name} while this was planned; run gc "
+                f"{tag.policy}@{tag.version} was tagged {tag.label} while this was planned; run gc "
                 "again"
             )
         keys = [key for of_version in planned.retired.values() for key in of_version]
@@ -294,7 +294,7 @@ def _kept_versions(
 ) -> dict[int, str]:
     """version → why its data is kept, without the bases of these versions."""
     newest, policy = len(chain) - 1, chain[0].policy
-    tag_names = {tag.version: tag.name for tag in tagged if tag.policy == policy}
+    tag_reasons = {tag.version: tag.reason for tag in tagged if tag.policy == policy}
     named = (retention.versions or {}).get(policy, ())
     loaded = _oldest_loaded(run, policy, now_s)
     kept: dict[int, str] = {}
@@ -302,8 +302,8 @@ def _kept_versions(
         version = manifest.version
         if version == 0:
             kept[version] = "the base model"
-        elif version in tag_names:
-            kept[version] = f"tagged {tag_names[version]}"
+        elif version in tag_reasons:
+            kept[version] = tag_reasons[version]
         elif version in named:
             kept[version] = "named"
         elif version > newest - retention.last:

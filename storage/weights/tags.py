@@ -2,9 +2,11 @@
 is made of, is never retired.
 
 A tag is an object of the run, created once: `tags/{name}.json`. To move a name, delete the tag and
-create it again.
+create it again. A run whose version 0 is a version of another run creates a tag
+there, which keeps that version as long as the newer run exists.
 """
 
+import hashlib
 import re
 import time
 from collections.abc import Mapping
@@ -13,8 +15,9 @@ from dataclasses import dataclass
 from storage import layout
 from storage.errors import UNREADABLE, ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import seal, unseal
-from storage.plain_names import PartName, new_write_id
+from storage.plain_names import PartName, RunIdOrNone, new_write_id
 from storage.records.numbers import Count, UnixTime
+from storage.run import runs
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
 
@@ -33,7 +36,19 @@ class Tag:
     version: Count
     at_s: UnixTime
     """Unix time of its creation."""
+    run: RunIdOrNone = ""
+    """The run whose version 0 is this version; empty for the tag of a person."""
     write_id: str = ""
+
+    @property
+    def label(self) -> str:
+        """What people are shown: the name, or the run that continues from the version."""
+        return f"continued-by-{self.run}" if self.run else self.name
+
+    @property
+    def reason(self) -> str:
+        """Why the version is kept."""
+        return f"run {self.run} continues from it" if self.run else f"tagged {self.name}"
 
 
 def parse(word: str) -> tuple[str, int]:
@@ -43,8 +58,20 @@ def parse(word: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def create(run: ObjectStore, name: str, policy: str, version: int) -> Tag:
+def keep_for(run: ObjectStore, policy: str, version: int, run_id: str) -> Tag:
+    """Create the tag that keeps a version for the run `run_id`, which exists; raises what `create`
+    raises.
+    """
+    key = f"{run_id}/{policy}/{version}".encode()
+    name = f"run-{hashlib.sha256(key).hexdigest()[:32]}"
+    return create(run, name, policy, version, run_id=run_id)
+
+
+def create(run: ObjectStore, name: str, policy: str, version: int, *, run_id: str = "") -> Tag:
     """Create a tag; one that exists for the same version is returned.
+
+    Args:
+        run_id: `Tag.run`.
 
     Raises:
         ConfigError: the name is not allowed, or belongs to another version; there is no such
@@ -59,17 +86,25 @@ def create(run: ObjectStore, name: str, policy: str, version: int) -> Tag:
             f"{run.url} has no version {version} of {policy!r}; `astraflow weights` lists those it "
             "has"
         )
-    tag = Tag(name=name, policy=policy, version=version, at_s=time.time(), write_id=new_write_id())
+    tag = Tag(
+        name=name,
+        policy=policy,
+        version=version,
+        at_s=time.time(),
+        run=run_id,
+        write_id=new_write_id(),
+    )
     try:
         run.create(layout.tag(name), seal(tag))
     except ConflictError:
-        existing = read(run, name)
-        if (existing.policy, existing.version) == (policy, version):
-            return existing
-        raise ConfigError(
-            f"the name {name} belongs to {existing.policy}@{existing.version}; choose another, or "
-            "remove it first"
-        ) from None
+        tag = read(run, name)
+        if (tag.policy, tag.version) != (policy, version):
+            raise ConfigError(
+                f"the name {name} belongs to {tag.policy}@{tag.version}; choose another, or "
+                "remove it first"
+            ) from None
+        if not tag.run:  # the tag of a run held nothing while that run did not exist
+            return tag
     # Checked after the tag was created: a retirement that begins now reads the tag, and one that
     # had begun is detected here.
     if run.exists(layout.retired(policy, version)):
@@ -106,8 +141,9 @@ def delete(run: ObjectStore, name: str) -> Tag | None:
     """Delete a tag and return it; None where it could not be read.
 
     Raises:
-        ConfigError: there is no such tag.
+        ConfigError: there is no such tag, or it keeps the version for a run.
     """
+    tag: Tag | None
     try:
         tag = read(run, name)
     except UNREADABLE:
@@ -115,6 +151,11 @@ def delete(run: ObjectStore, name: str) -> Tag | None:
     except NotFoundError:
         names = ", ".join(tag.name for tag in read_all(run).readable) or "none"
         raise ConfigError(f"no version is tagged {name!r}; tags of the run: {names}") from None
+    if tag and tag.run and _holds(run, tag):
+        raise ConfigError(
+            f"{name} keeps {tag.policy}@{tag.version} for the run {tag.run}, whose version 0 it "
+            "is; delete that run first"
+        )
     run.delete(layout.tag(name))
     return tag
 
@@ -186,3 +227,15 @@ def require_all(run: ObjectStore) -> list[Tag]:
             f"RUN --remove {name}`"
         )
     return list(stored.readable)
+
+
+def holding(run: ObjectStore) -> list[Tag]:
+    """Read the tags that keep their versions: all but those for runs that do not exist any more.
+
+    Raises what `require_all` raises.
+    """
+    return [tag for tag in require_all(run) if _holds(run, tag)]
+
+
+def _holds(run: ObjectStore, tag: Tag) -> bool:
+    return not tag.run or runs.sibling(run, tag.run).exists(layout.RUN)

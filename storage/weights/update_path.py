@@ -63,7 +63,9 @@ class DamagedPathError(CorruptError):
 
 
 def path_deltas(manifest: Manifest) -> list[PathDelta]:
-    """Return what a manifest lists: an anchor, a delta, or both."""
+    """Return what a manifest lists: an anchor, a delta, or both; nothing where it is shared."""
+    if manifest.shared:
+        return []
     listed = PathDelta(
         policy=manifest.policy,
         version=manifest.version,

@@ -7,16 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Protocol, TypeAlias, cast
 
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Tag, model_validator
 
 from storage.config_model import Count, CountOrNone, Frozen, Layers, Seed, Width
 from storage.config_union import ByKey, variants
 from storage.coordination.lifetime import StoppedError
 from storage.errors import AstraFlowError, ConfigError
+from storage.formats.json_objects import parse
+from storage.formats.model_config import MODEL_CONFIG
 from storage.import_path import PluginKind, constructor_fault, described, resolve
+from storage.records.types import Json
 from storage.records.weights import HostTensor
+from storage.store.addresses import holds_credentials
 from storage.store.object_store import ObjectStore
-from tasks.base_models.folders import Progress, read_model_folder, snapshot
+from tasks.base_models.folders import Progress, folder_config, read_model_folder, snapshot
+from tasks.base_models.stored import RegisteredModel, RunModel
 
 ModelFiles: TypeAlias = tuple[Mapping[str, HostTensor], Mapping[str, bytes]]
 """Tensors and other files of a model, by name."""
@@ -76,6 +81,12 @@ class TinyModel(Frozen):
 
         return ensure_tiny(store, self.tiny, progress)
 
+    def config_json(self) -> Json:
+        """Return the model's `config.json`."""
+        from tasks.base_models.tiny import model_files
+
+        return parse(model_files(self.tiny)[MODEL_CONFIG], MODEL_CONFIG)
+
 
 class FolderModel(Frozen):
     """`model: {path: models/mine}`."""
@@ -87,16 +98,33 @@ class FolderModel(Frozen):
         """Read the folder."""
         return read_model_folder(Path(self.path), progress)
 
+    def config_json(self) -> Json:
+        """Read the folder's `config.json`; ConfigError when that is impossible."""
+        return folder_config(Path(self.path))
+
+
+def _check_hub_name(name: str) -> str:
+    if holds_credentials(name):
+        raise ValueError(
+            "contains a user, a password or a token, and recipes are stored; write the model's "
+            "name, such as Qwen/Qwen3-1.7B, and set HF_TOKEN"
+        )
+    return name
+
 
 class HubModel(Frozen):
     """`model: {hub: Qwen/Qwen3-1.7B}`."""
 
-    hub: str
+    hub: Annotated[str, AfterValidator(_check_hub_name)]
     """A model of the Hugging Face hub."""
 
     def files(self, store: ObjectStore, progress: Progress) -> ModelFiles:
         """Fetch the model into the hub's cache and read it there."""
         return read_model_folder(snapshot(self.hub, progress), progress)
+
+    def config_json(self) -> Json:
+        """Fetch the model's `config.json` alone; ConfigError when that is impossible."""
+        return folder_config(snapshot(self.hub, lambda sentence, share: None, (MODEL_CONFIG,)))
 
 
 class ModelSource(Protocol):
@@ -149,6 +177,10 @@ class CustomModel(Frozen):
             )
         return cast(ModelFiles, loaded)
 
+    def config_json(self) -> Json:
+        """Raise ConfigError: only `load` gives the files of a custom model."""
+        raise ConfigError(f"the sizes of {self.custom} are known only when it is loaded")
+
     def find(self) -> Any:
         """Import the class and check it without building it.
 
@@ -179,8 +211,10 @@ ModelConfig: TypeAlias = Annotated[
     Annotated[TinyModel, Tag("tiny")]
     | Annotated[FolderModel, Tag("path")]
     | Annotated[HubModel, Tag("hub")]
-    | Annotated[CustomModel, Tag("custom")],
-    Discriminator(ByKey(("tiny", "path", "hub", "custom"))),
+    | Annotated[CustomModel, Tag("custom")]
+    | Annotated[RunModel, Tag("run")]
+    | Annotated[RegisteredModel, Tag("registered")],
+    Discriminator(ByKey(("tiny", "path", "hub", "custom", "run", "registered"))),
 ]
 """The table of base models: the key in a section `model` selects one of them."""
 

@@ -8,19 +8,22 @@ a snapshot is a folder of links into the `blobs` of the same model:
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeAlias
 
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import parse
+from storage.formats.model_config import MODEL_CONFIG
 from storage.formats.safetensors import from_safetensors
 from storage.formats.tensor_set import EXTRA_FILE_BYTES_MAX
 from storage.plain_names import MODEL_SUFFIXES, TENSOR_SUFFIX, fault, model_file_fault, quoted
+from storage.records.types import Json
 from storage.records.weights import HostTensor
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+FILE_PATTERNS = tuple(f"*{suffix}" for suffix in (TENSOR_SUFFIX, *MODEL_SUFFIXES))
 REPORT_INTERVAL_S = 0.5
 
 Progress: TypeAlias = Callable[[str, float], None]
@@ -60,8 +63,21 @@ def read_model_folder(
     return tensors, files
 
 
-def snapshot(repository: str, progress: Progress) -> Path:
-    """Return the local folder of a hub model, after downloading it; ConfigError when that fails."""
+def folder_config(folder: Path) -> Json:
+    """Read `config.json` of a model folder. ConfigError when there is none that can be read."""
+    path = folder / MODEL_CONFIG
+    try:
+        refuse_links(folder)
+        return parse(_bounded(path), MODEL_CONFIG)
+    except (OSError, CorruptError) as error:
+        raise ConfigError(f"model.path: {path} cannot be read: {error}") from error
+
+
+def snapshot(repository: str, progress: Progress, patterns: Sequence[str] = FILE_PATTERNS) -> Path:
+    """Return the local folder of a hub model, after downloading the files of these patterns.
+
+    ConfigError when that fails.
+    """
     try:
         import httpx
         import huggingface_hub
@@ -69,10 +85,9 @@ def snapshot(repository: str, progress: Progress) -> Path:
         raise ConfigError(
             "model.hub needs the package huggingface_hub: pip install huggingface_hub"
         ) from error
-    patterns = [f"*{suffix}" for suffix in (TENSOR_SUFFIX, *MODEL_SUFFIXES)]
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(
-            huggingface_hub.snapshot_download, repository, allow_patterns=patterns
+            huggingface_hub.snapshot_download, repository, allow_patterns=list(patterns)
         )
         while not wait([fetching], REPORT_INTERVAL_S).done:
             progress(f"fetching {repository}", 0.0)

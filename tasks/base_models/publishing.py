@@ -4,12 +4,14 @@ tiny ────▶ models/{build digest}/ in the store, built once ┐
 path ────▶ the folder                                      ├─▶ weights/{policy}/00000000/
 hub ─────▶ the local snapshot of the hub's client          │
 custom ──▶ tensors and files of a class by import path     ┘
+run, registered ──▶ a version of another run: `publish_origin`, without a copy of its tensors
 """
 
 import hashlib
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from storage import layout
@@ -17,12 +19,15 @@ from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundErr
 from storage.formats.model_config import MODEL_CONFIG, check_sizes
 from storage.formats.safetensors import is_finite, weights_digest
 from storage.plain_names import quoted
-from storage.records.weights import HostTensor
+from storage.records.weights import HostTensor, Origin, StoredAdapter
+from storage.run import checkpoints, runs
 from storage.run.base_models import discard_model, has_model, load_model, save_model
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
+from tasks.base_models import origins
 from tasks.base_models.config import ModelConfig, ModelFiles, TinyBase
 from tasks.base_models.folders import Progress
+from tasks.base_models.stored import StoredModel
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +88,39 @@ def publish_base_models(
             publisher.publish(run, policy, 0, loaded[key].tensors, extra_files=loaded[key].files)
         except ConflictError:
             continue  # another publisher of the same base model was first
+
+
+def publish_origin(
+    run: ObjectStore,
+    policy: str,
+    model: ModelConfig,
+    adapter: StoredAdapter | None,
+    origin: Origin,
+) -> None:
+    """Publish version 0 of a policy, if it has none, as a version of another run; safe to repeat.
+
+    Args:
+        model: the source that was resolved to `origin`.
+        adapter: the form of the adapters that the run publishes.
+
+    Raises:
+        ConfigError: the origin cannot be read.
+    """
+    if manifests.exists(run, policy, 0):
+        return
+    if isinstance(model, StoredModel) and model.with_optimizer:
+        try:
+            checkpoints.copy_as_first(
+                runs.sibling(run, origin.run), origin.policy, origin.version, run, policy
+            )
+        except (CorruptError, NotFoundError) as error:
+            raise ConfigError(
+                f"policies.{policy}.model.with_optimizer: the checkpoint of step {origin.version} "
+                f"of {origin.policy} in run {origin.run} cannot be read: {error}; start a new run "
+                "from a version that has a checkpoint, or without with_optimizer"
+            ) from error
+    with suppress(ConflictError):  # another publisher was first
+        origins.share(run, policy, origin, adapter)
 
 
 def _part(index: int, count: int, progress: Progress) -> Progress:

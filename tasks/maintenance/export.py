@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from storage.errors import ConfigError, NotFoundError
+from storage.formats import adapters
 from storage.formats.safetensors import to_safetensors
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, reader
@@ -12,6 +13,8 @@ from tasks.maintenance.export_folder import METADATA, WEIGHTS_FILE
 
 def export_model(run: ObjectStore, policy: str, version: int | None, folder: Path) -> int:
     """Write the weights of `version` and the base model's other files into `folder`.
+
+    An adapter is merged.
 
     Args:
         version: None exports the newest version.
@@ -31,7 +34,7 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
         )
     exported = newest if version is None else version
     try:
-        tensors = reader.fetch(run, policy, exported)
+        weights = reader.read(run, policy, exported)
         files = reader.fetch_files(run, policy, 0)
     except NotFoundError as error:
         why = (
@@ -40,6 +43,7 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
             else f"cannot export version {exported}: {error}"
         )
         raise ConfigError(f"{policy} {why}; its newest is {newest}") from None
+    tensors = adapters.merged(weights.manifest.adapter, weights.tensors).tensors
     try:
         export_folder.refuse_foreign(folder, {*files, WEIGHTS_FILE})
         export_folder.write(folder, {**files, WEIGHTS_FILE: to_safetensors(tensors, METADATA)})

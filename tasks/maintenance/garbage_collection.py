@@ -94,7 +94,8 @@ def survey(
 ) -> Survey:
     """Survey home and every mirror, without a change.
 
-    Versions that are still to be evaluated are kept. A survey for `remove` needs `verify`, which
+    Versions that are still to be evaluated are kept, and those that a trainer reads as its
+    reference when it starts (`train.reference`). A survey for `remove` needs `verify`, which
     reads anchors (`manifests.with_bases`). Raises what `retention.plan` raises.
     """
     now = time.time() if now_s is None else now_s
@@ -102,6 +103,9 @@ def survey(
     for vector in evaluations.missing(run, config.evaluated_versions()):
         for policy, version in vector.items():
             versions.setdefault(policy, set()).add(version)
+    for policy, spec in config.policies.items():
+        if spec.train.reference is not None:
+            versions.setdefault(policy, set()).add(spec.train.reference.version)
     plans = tuple(
         retention.plan(run, policy, replace(settings, versions=versions), now, verify=verify)
         for policy in config.policies

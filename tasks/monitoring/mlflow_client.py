@@ -27,6 +27,7 @@ METRICS_PER_CALL_MAX = 1000
 PARAMS_PER_CALL_MAX = 100
 PARAM_CHARACTERS_MAX = 6000
 RUN_TAG, POLICY_TAG, VERSION_TAG = "astraflow.run_id", "astraflow.policy", "astraflow.version"
+DIGEST_TAG, STORE_TAG = "astraflow.weights_digest", "astraflow.store"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """Makes MLflow's page open with runs and curves; its default for such an experiment is traces."""
 PARENT = ""
@@ -50,25 +51,41 @@ class Point:
     """Unix time. Derived from stored objects, so that a repeated point is the same point."""
 
 
+def client_of(uri: str) -> Any:
+    """Return an MLflow client, which repeats no request; call it within `translated`."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_TIMEOUT_S))
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(REQUEST_TRIES_MAX))
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
 class Board:
     """The MLflow runs of one training run. Not for use from two threads at once."""
 
-    def __init__(self, uri: str, experiment: str, run_id: str, policies: Sequence[str]) -> None:
+    def __init__(
+        self,
+        uri: str,
+        experiment: str,
+        run_id: str,
+        policies: Sequence[str],
+        *,
+        is_live: bool = True,
+    ) -> None:
         """Find the MLflow runs with the tags of `run_id`, and create those that are missing.
+
+        Args:
+            is_live: mark them as running; False leaves the states and times of those that exist.
 
         Raises:
             MlflowError: MLflow did not answer, or the experiment is deleted there.
         """
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_TIMEOUT_S))
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(REQUEST_TRIES_MAX))
-        from mlflow.tracking import MlflowClient
-
         self.uri = uri
         self.experiment = experiment
-        with _translated():
-            self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        with translated():
+            self._client = client_of(uri)
             self.experiment_id = self._experiment_id()
             existing = self._find(run_id)
             self.is_new = PARENT not in existing
@@ -79,8 +96,11 @@ class Board:
                 self._ids[policy] = existing.get(policy) or self._create(
                     f"{run_id} {policy}", tags, run_id
                 )
-            for mlflow_id in self._ids.values():
-                self._client.update_run(mlflow_id, status="RUNNING")
+            for who, mlflow_id in self._ids.items():
+                if is_live:
+                    self._client.update_run(mlflow_id, status="RUNNING")
+                elif who not in existing:
+                    self._client.set_terminated(mlflow_id)
 
     def log(self, who: str, points: Sequence[Point], tags: Mapping[str, str] | None = None) -> None:
         """Log points of the policy `who` (or PARENT), then `tags`: where a tag is stored, so are
@@ -91,7 +111,7 @@ class Board:
         """
         from mlflow.entities import Metric, RunTag
 
-        with _translated():
+        with translated():
             metrics = [Metric(p.key, p.value, round(p.time_s * 1000), p.step) for p in points]
             *full, last = list(_chunks(metrics, METRICS_PER_CALL_MAX)) or [[]]
             for chunk in full:
@@ -101,14 +121,14 @@ class Board:
                 self._client.log_batch(self._ids[who], metrics=last, tags=last_tags)
 
     def tag(self, who: str, key: str) -> str | None:
-        with _translated():
+        with translated():
             value: str | None = self._client.get_run(self._ids[who]).data.tags.get(key)
             return value
 
     def log_params(self, who: str, params: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        with _translated():
+        with translated():
             values = [
                 Param(key, str(value)[:PARAM_CHARACTERS_MAX]) for key, value in params.items()
             ]
@@ -116,18 +136,19 @@ class Board:
                 self._client.log_batch(self._ids[who], params=chunk)
 
     def log_text(self, who: str, text: str, name: str) -> None:
-        with _translated():
+        with translated():
             self._client.log_text(self._ids[who], text, name)
 
-    def register(self, policy: str, version: int, model: Path) -> str:
-        """Log the folder `model` as an artifact and register it as a version of the model
-        `{experiment}-{policy}`, with `-` for `/` and `:`, which MLflow allows in the names of
-        experiments only. Returns that version's number. A repeated call changes nothing.
+    def register(self, policy: str, model: Path, tags: Mapping[str, str]) -> str:
+        """Log the folder `model` as an artifact and register it as a version of `model_name`.
+
+        Returns that version's number. `tags` name the version (`VERSION_TAG`) and where it is from.
+        A repeated call only adds those that an earlier release did not write.
         """
         from mlflow.exceptions import MlflowException
 
-        name, mlflow_id = re.sub("[/:]", "-", f"{self.experiment}-{policy}"), self._ids[policy]
-        with _translated():
+        name, mlflow_id = model_name(self.experiment, policy), self._ids[policy]
+        with translated():
             try:
                 self._client.create_registered_model(
                     name, description=f"Weights of the policy {policy}"
@@ -137,18 +158,21 @@ class Board:
                     raise
             # The search leaves out the name, whose quotation marks would end the search's string.
             for registered in self._client.search_model_versions(f"run_id='{mlflow_id}'"):
-                if registered.name == name and registered.tags.get(VERSION_TAG) == str(version):
+                if (
+                    registered.name == name
+                    and registered.tags.get(VERSION_TAG) == tags[VERSION_TAG]
+                ):
+                    for key in tags.keys() - registered.tags.keys():
+                        self._client.set_model_version_tag(name, registered.version, key, tags[key])
                     return str(registered.version)
             self._client.log_artifacts(mlflow_id, str(model), "model")
             source = f"{self._client.get_run(mlflow_id).info.artifact_uri}/model"
-            created = self._client.create_model_version(
-                name, source, mlflow_id, tags={VERSION_TAG: str(version)}
-            )
+            created = self._client.create_model_version(name, source, mlflow_id, tags=dict(tags))
             return str(created.version)
 
     def end(self, status: str) -> None:
         """Set the state of the MLflow runs: FINISHED, FAILED or KILLED."""
-        with _translated():
+        with translated():
             for mlflow_id in self._ids.values():
                 self._client.set_terminated(mlflow_id, status)
 
@@ -195,6 +219,13 @@ class Board:
         return str(run.info.run_id)
 
 
+def model_name(experiment: str, policy: str) -> str:
+    """Return the name of a policy's registered model: `{experiment}-{policy}`, with `-` for `/` and
+    `:`, which MLflow allows in the names of experiments only.
+    """
+    return re.sub("[/:]", "-", f"{experiment}-{policy}")
+
+
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings into dotted ones. Example: `{"a": {"b": 1}}` → `{"a.b": 1}`; lists
     stay whole.
@@ -217,7 +248,7 @@ def _artifacts_of(uri: str) -> str | None:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
     """Turn errors of MLflow, its HTTP client and its database into MlflowError."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError

@@ -20,13 +20,23 @@ from pathlib import Path
 from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import AstraFlowError, NotFoundError
-from storage.run import evaluations
+from storage.run import evaluations, runs
 from storage.run.evaluations import Evaluation
 from storage.store.addresses import check_no_credentials
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
 from tasks.maintenance.export import export_model
-from tasks.monitoring.mlflow_client import PARENT, Board, Point, flatten
+from tasks.monitoring.mlflow_client import (
+    DIGEST_TAG,
+    PARENT,
+    POLICY_TAG,
+    RUN_TAG,
+    STORE_TAG,
+    VERSION_TAG,
+    Board,
+    Point,
+    flatten,
+)
 from tasks.monitoring.status import region_rates
 from tasks.monitoring.training_curves import read_steps
 from tasks.recipes.run_config import RunConfig
@@ -218,15 +228,30 @@ class Tracker:
         version = manifests.latest(self._run, policy, max(self._next[policy] - 1, 0))
         if version is None:
             return
-        with tempfile.TemporaryDirectory() as folder:
-            export_model(self._run, policy, version, Path(folder))
-            number = board.register(policy, version, Path(folder))
+        number = register_version(board, self._run, policy, version)
         log.info(
             "%s version %d is registered as version %s of its model in MLflow",
             policy,
             version,
             number,
         )
+
+
+def register_version(board: Board, run: ObjectStore, policy: str, version: int) -> str:
+    """Register a version of a run as a version of its model, and return that version's number.
+
+    Raises what `export_model` raises, and MlflowError.
+    """
+    tags = {
+        RUN_TAG: runs.read_run(run).run_id,
+        POLICY_TAG: policy,
+        VERSION_TAG: str(version),
+        DIGEST_TAG: manifests.read_manifest(run, policy, version).digest,
+        STORE_TAG: runs.store_of(run).address,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        export_model(run, policy, version, Path(folder))
+        return board.register(policy, Path(folder), tags)
 
 
 def _evaluation_points(evaluation: Evaluation) -> list[Point]:

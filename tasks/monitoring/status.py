@@ -23,6 +23,7 @@ from storage.records.progress import (
 )
 from storage.run import batches, evaluations, orders, shards
 from storage.run import runs as stored_runs
+from storage.run.runs import RunRecord
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, tags
 from tasks.monitoring.status_schema import (
@@ -30,6 +31,7 @@ from tasks.monitoring.status_schema import (
     Closing,
     EvalStatus,
     MemberStatus,
+    OriginStatus,
     PolicyStatus,
     RegionStatus,
     RunSummary,
@@ -107,6 +109,7 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
         started=record.created_s,
         elapsed_s=max(0.0, _end_s(state, stop, beats, now) - record.created_s),
         steps=config.steps,
+        origins=_origins(record),
         policies={
             name: _policy(each, config.steps, _beat(beats, f"trainer-{name}"))
             for name, each in newest.items()
@@ -179,8 +182,16 @@ def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
         elapsed_s=max(0.0, _end_s(state, stop, beats, now_s) - record.created_s),
         steps=config.steps,
         versions=versions,
+        origins=_origins(record),
         problems=problems,
     )
+
+
+def _origins(record: RunRecord) -> dict[str, OriginStatus]:
+    return {
+        policy: OriginStatus(run=origin.run, policy=origin.policy, version=origin.version)
+        for policy, origin in record.origins.items()
+    }
 
 
 def _unreadable_run(run_id: str, why: str) -> RunSummary:

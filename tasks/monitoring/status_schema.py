@@ -2,6 +2,7 @@
 and filled by `status.py`. Stable: keys are added, never renamed.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from storage.config_model import Frozen
@@ -94,6 +95,28 @@ class Closing(Frozen):
     """Completed share (0-1) of the part."""
 
 
+class OriginStatus(Frozen):
+    """The version of another run that a policy began with."""
+
+    run: str
+    policy: str
+    version: int
+
+
+def continues(origins: Mapping[str, OriginStatus]) -> str:
+    """Return what people are shown: `continues tiny-1 from version 40`; empty for no origins."""
+    parts: list[str] = []
+    for run in dict.fromkeys(origin.run for origin in origins.values()):
+        of_run = {policy: each for policy, each in origins.items() if each.run == run}
+        versions = {each.version for each in of_run.values()}
+        if len(versions) == 1 and all(policy == each.policy for policy, each in of_run.items()):
+            parts.append(f"{run} from version {versions.pop()}")
+        else:
+            named = ", ".join(f"{each.policy}@{each.version}" for each in of_run.values())
+            parts.append(f"{run} from {named}")
+    return f"continues {'; '.join(parts)}" if parts else ""
+
+
 class Status(Frozen):
     run_id: str
     state: State
@@ -107,6 +130,8 @@ class Status(Frozen):
     elapsed_s: float
     """Until its end (of an interrupted run: its last heartbeat), or until now."""
     steps: int
+    origins: dict[str, OriginStatus] = {}
+    """Policy → the version of another run that is its version 0; without the other policies."""
     policies: dict[str, PolicyStatus]
     regions: dict[str, RegionStatus]
     evals: list[EvalStatus]
@@ -130,5 +155,7 @@ class RunSummary(Frozen):
     steps: int | None
     versions: dict[str, int | None]
     """Policy → newest published version."""
+    origins: dict[str, OriginStatus] = {}
+    """As in a status."""
     problems: list[str] = []
     """As in a status."""

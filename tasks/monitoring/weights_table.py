@@ -162,6 +162,6 @@ def _read(
             if isinstance(beat.progress, RolloutProgress) and beat.versions.get(policy) == number
         },
         retired=run.exists(layout.retired(policy, number)),
-        tags=[tag.name for tag in tagged if tag.version == number],
+        tags=[tag.label for tag in tagged if tag.version == number],
     )
     return _Read(version, metrics.get("trainer/publish_s"), metrics.get("trainer/publish_wait_s"))

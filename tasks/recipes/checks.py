@@ -23,10 +23,12 @@ from storage.run import orders
 from storage.store.object_store import open_store
 from tasks.base_models.config import CustomModel, FolderModel
 from tasks.base_models.folders import refuse_links
-from tasks.recipes import schema
+from tasks.recipes import placement, schema
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.source import KeyPath
+from trainer.losses.corrections import CustomCorrection
 from trainer.losses.custom import CustomLoss
+from trainer.optimizers import CustomOptimizer
 
 NAME_MAX = 60
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
@@ -53,8 +55,8 @@ def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
     `written` is the same configuration as plain data, without the defaults.
     """
     checks = (
-        _names, _roles, _rewards, _engines, _sglang_urls, _losses, _algorithms, _groups, _sampling,
-        _prompts, _models, _mirrors, _times,
+        _names, _roles, _rewards, _engines, _sglang_urls, _trained_by, _algorithms, _groups,
+        _sampling, _prompts, _models, _mirrors, _times, _devices,
     )  # fmt: skip
     without_effect = [Problem(path, why) for path, why in schema.without_effect(written).items()]
     return [*without_effect, *(problem for check in checks for problem in check(config))]
@@ -191,14 +193,19 @@ def _sglang_urls(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _losses(config: RunConfig) -> Iterator[Problem]:
+def _trained_by(config: RunConfig) -> Iterator[Problem]:
     for name, policy in config.policies.items():
-        loss = policy.train.loss
-        try:
-            if isinstance(loss, CustomLoss):
-                loss.find()
-        except ConfigError as error:
-            yield Problem(("policies", name, "train", "loss", "path"), str(error))
+        at: KeyPath = ("policies", name, "train")
+        for path, plugin in (
+            ((*at, "loss"), policy.train.loss),
+            ((*at, "loss", "correction"), policy.train.loss.correction),
+            ((*at, "optimizer"), policy.train.optimizer),
+        ):
+            try:
+                if isinstance(plugin, CustomLoss | CustomCorrection | CustomOptimizer):
+                    plugin.find()
+            except ConfigError as error:
+                yield Problem((*path, "path"), str(error))
 
 
 def _algorithms(config: RunConfig) -> Iterator[Problem]:
@@ -379,6 +386,10 @@ def _times(config: RunConfig) -> Iterator[Problem]:
             f"{beat_s:g} s lost; "
             f"use {limit_s:g} or more",
         )
+
+
+def _devices(config: RunConfig) -> Iterator[Problem]:
+    yield from (Problem(path, message) for path, message in placement.faults(config))
 
 
 def _one_of(word: str, names: tuple[str, ...]) -> str:

@@ -243,11 +243,13 @@ def _make_absolute(data: dict[str, Any]) -> None:
     for *section, key in _paths_of(data):
         values = _section(data, *section)
         with suppress(OSError, RuntimeError, ValueError):  # not a valid path: stays as it is
-            values[key] = str(Path(values[key]).expanduser().resolve())
+            path = Path(values[key]).expanduser()
+            # An environment's interpreter is a link, by whose own place it finds its packages.
+            values[key] = str(path.absolute() if key == "python" else path.resolve())
 
 
 def _paths_of(data: dict[str, Any]) -> Iterator[KeyPath]:
-    """Keys of the paths of prompts, models and mirrors whose values are text.
+    """Keys of the paths of prompts, models, mirrors and interpreters whose values are text.
 
     Other values are refused by validation.
     """
@@ -256,8 +258,11 @@ def _paths_of(data: dict[str, Any]) -> Iterator[KeyPath]:
     keys += [
         ("rollout", "regions", name, "mirror") for name in _section(data, "rollout", "regions")
     ]
+    keys.append(("rollout", "engine", "sglang", "python"))
     for key in keys:
         written = _section(data, *key[:-1]).get(key[-1])
+        if key[-1] == "python" and "/" not in str(written):  # a command of the search path
+            continue
         if isinstance(written, str) and (key[-1] == "path" or (written and "://" not in written)):
             yield key
 

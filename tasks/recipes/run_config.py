@@ -4,14 +4,24 @@ People write it as YAML (`recipes/`), which `loader.py` reads. The resolved form
 run's `run.json`.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from data_ops.config import DataConfig
 from data_ops.prompts import PromptSource
 from rollout.config import RolloutConfig, SamplingConfig
-from storage.config_model import Count, CountOrNone, Frozen, Seconds, Seed, Steps, Temperature
+from storage.config_model import (
+    Count,
+    CountOrNone,
+    Frozen,
+    Gpus,
+    Seconds,
+    Seed,
+    Steps,
+    Temperature,
+)
 from tasks.base_models.config import ModelConfig
 from trainer.config import TrainConfig
 
@@ -47,6 +57,8 @@ class EvaluationConfig(Frozen):
     temperature: Temperature = 1.0
     max_concurrent: Count = 256
     """Sequences decoded together."""
+    devices: Gpus = ()
+    """GPUs of its engines, as `rollout.engine.devices`; empty: those of a worker."""
 
 
 class TrackingConfig(Frozen):
@@ -99,6 +111,22 @@ class RunConfig(Frozen):
     supervise: SuperviseConfig = SuperviseConfig()
     log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
 
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_policies(cls, settings: Any) -> Any:
+        """Resolve `schedule_steps: null` of a learning-rate schedule to the run's last step, and
+        the policy of a model of another run to the one of the same name.
+        """
+        policies = settings.get("policies") if isinstance(settings, Mapping) else None
+        if not isinstance(policies, Mapping):
+            return settings
+        steps = settings.get("steps", cls.model_fields["steps"].default)
+        resolved = {
+            name: _with_origin_policy(_with_schedule_end(policy, steps), name)
+            for name, policy in policies.items()
+        }
+        return {**settings, "policies": resolved}
+
     def evaluated_versions(self) -> tuple[dict[str, int], ...]:
         """The version vectors to evaluate, in order: 0, every `evaluation.every`-th, the last."""
         if self.evaluation is None:
@@ -114,3 +142,19 @@ class RunConfig(Frozen):
                 "region"
             )
         return self
+
+
+def _with_schedule_end(policy: Any, steps: Any) -> Any:
+    train = policy.get("train") if isinstance(policy, Mapping) else None
+    if not isinstance(train, Mapping) or train.get("lr_schedule", "constant") == "constant":
+        return policy
+    if train.get("schedule_steps") is not None:
+        return policy
+    return {**policy, "train": {**train, "schedule_steps": steps}}
+
+
+def _with_origin_policy(policy: Any, name: str) -> Any:
+    model = policy.get("model") if isinstance(policy, Mapping) else None
+    if not isinstance(model, Mapping) or model.get("run") is None:
+        return policy
+    return {**policy, "model": {**model, "policy": model.get("policy") or name}}

@@ -22,12 +22,13 @@ def run_terms(run: ObjectStore) -> RunTerms:
         ConfigError: the run does not exist, or its `run.json` cannot be read or lacks a setting.
     """
     try:
-        config = runs.read_run_config(run)
+        record = runs.read_run(run)
     except (NotFoundError, CorruptError) as error:
         raise ConfigError(
             f"{run.url} cannot be verified, because its {layout.RUN} cannot be read: {error}; put "
             "it back from a copy"
         ) from error
+    config = record.config
     policies = _section(config.get("policies"), run, "policies")
     return RunTerms(
         steps=_count(config.get("steps"), run, "steps"),
@@ -44,6 +45,7 @@ def run_terms(run: ObjectStore) -> RunTerms:
             )
             for policy, settings in policies.items()
         },
+        origins=record.origins,
     )
 
 

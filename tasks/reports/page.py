@@ -23,11 +23,11 @@ from storage.run.evaluations import SOLO_WORKFLOW, Evaluation
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.mlflow_client import flatten
 from tasks.monitoring.status import status_of
-from tasks.monitoring.status_schema import Status
+from tasks.monitoring.status_schema import Status, continues
 from tasks.monitoring.training_curves import History, read_history
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.stored_config import read_config
-from tasks.reports import figures
+from tasks.reports import figures, mismatch
 from tasks.reports.episode_samples import EpisodeSample, sample_episodes
 from tasks.reports.figures import Figure
 from tasks.reports.shard_log import ShardLog, read_shard_log
@@ -98,7 +98,7 @@ def render_report(run: ObjectStore, run_id: str) -> str:
         started=_clock_time(status.started),
         made=_clock_time(time.time()),
         duration=_duration(status.elapsed_s),
-        cards=_cards(status, log),
+        cards=[*_cards(status, log), *_mismatch_card(histories, config)],
         sections=_sections(
             config, histories, evaluations.read_all(run).readable, log, beats, status
         ),
@@ -134,7 +134,14 @@ def _sections(
             "Time",
             [figures.wall_clock(beats), figures.worker_timeline(log, histories, start_s, colors)],
         ),
-        Section("health", "Training health", figures.health(histories, colors)),
+        Section(
+            "health",
+            "Training health",
+            [
+                *figures.health(histories, colors),
+                *mismatch.figures(histories, config.rollout.engine.name, colors),
+            ],
+        ),
     ]
 
 
@@ -155,6 +162,9 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
                 0 if alone else figures.TEAM_COLOR,
             )
         )
+    if words := continues(status.origins).removeprefix("continues "):
+        run, _, version = words.partition(" from ")
+        cards.append(Card("continues", run, f"from {version}"))
     policies = status.policies
     steps = ", ".join(f"{policy} {progress.step}" for policy, progress in policies.items())
     step = min((progress.step for progress in policies.values()), default=0)
@@ -166,6 +176,11 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
     )
     cards.append(Card("tokens", f"{sampled:,}", f"sampled; {trained:,} trained on"))
     return cards
+
+
+def _mismatch_card(histories: Sequence[History], config: RunConfig) -> list[Card]:
+    headline = mismatch.headline(histories, config.rollout.engine.name)
+    return [Card("mismatch", headline.value, headline.note)] if headline else []
 
 
 def _ledger(history: History) -> list[LedgerRow]:

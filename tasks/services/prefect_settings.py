@@ -76,15 +76,25 @@ def import_prefect() -> None:
 
 @contextmanager
 def client_of(api_url: str, limits: RequestLimits | None = None) -> Iterator[Any]:
-    """Yield a client of this server. Raises ConfigError when Prefect cannot use its settings."""
+    """Yield a client of this server. Raises ConfigError when Prefect cannot use its settings.
+
+    Prefect's `get_client` would return the client of a flow run that is in progress in this
+    process, which may be one of another server.
+    """
     import_prefect()
-    from prefect.client.orchestration import get_client
-    from prefect.settings import temporary_settings
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY, temporary_settings
 
     with ExitStack() as entered:
         try:
             entered.enter_context(temporary_settings(settings_for(api_url, limits)))
-            client = entered.enter_context(get_client(sync_client=True))
+            client = entered.enter_context(
+                SyncPrefectClient(
+                    api_url,
+                    auth_string=PREFECT_API_AUTH_STRING.value(),
+                    api_key=PREFECT_API_KEY.value(),
+                )
+            )
         except UNUSABLE as error:
             raise _unusable_settings(error) from None
         yield client

@@ -82,7 +82,7 @@ def _serving(
 
 
 def run_base_model(run_id: str, member: str, attempt: int) -> Ended:
-    from tasks.base_models.publishing import publish_base_models
+    from tasks.base_models.publishing import publish_base_models, publish_origin
 
     with _serving(run_id, "base_model", member, attempt) as service:
         lifetime = service.lifetime()
@@ -92,8 +92,16 @@ def run_base_model(run_id: str, member: str, attempt: int) -> Ended:
             service.heartbeat.update(state=ServiceState.WORKING, note=stage, progress=progress)
             lifetime.check()
 
-        models = {policy: spec.model for policy, spec in service.config.policies.items()}
+        specs = service.config.policies
+        origins = runs.read_run(service.run).origins
+        models = {policy: spec.model for policy, spec in specs.items() if policy not in origins}
         try:
+            for number, (policy, spec) in enumerate(specs.items()):
+                if (origin := origins.get(policy)) is not None:
+                    report(f"reading version {origin.version} of {origin.run}", number / len(specs))
+                    publish_origin(
+                        service.run, policy, spec.model, spec.train.adapter.stored(), origin
+                    )
             publish_base_models(object_store.default_store(), service.run, models, report)
         except StoppedError as error:
             log.info("the base models are not completed: %s", error)

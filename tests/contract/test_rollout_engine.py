@@ -21,12 +21,27 @@ from rollout.engines.engine import (
     SamplingParams,
     make_engine,
 )
+from rollout.service.weight_loader import WeightLoader
 from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
 from storage.records.weights import HostTensor
+from storage.store.object_store import ObjectStore
+from storage.weights import publisher, reader
+from storage.weights.manifests import LoadedWeights
 from tests.support.models.chain_model import CONFIG, VOCAB, counting, host_tensor, iid_weights
+from tests.support.models.trainer_cases import (
+    MODEL_CONFIG,
+    base_weights,
+    reference_logprobs,
+    reference_model,
+    sampled_batch,
+)
+from tests.support.runs.builders import row
 from tests.support.sglang_servers import SGLANG_PYTHON, Servers
+from trainer.adapters import Lora
+from trainer.config import TrainConfig
+from trainer.engines.torch.engine import TorchTrainEngine
 
 ENGINES_UNDER_TEST = ["torch", *(["sglang"] if SGLANG_PYTHON else [])]
 SEEDED = {"torch"}
@@ -290,6 +305,40 @@ async def test_weights_are_swapped_between_tokens_and_each_token_has_its_version
         steps = np.diff(answer.tokens, prepend=start) % VOCAB
         assert steps.tolist() == (1 + versions % 2).tolist()
     assert any(len(answer.spans) > 1 for answer in answers)
+
+
+async def test_a_version_with_an_adapter_is_served_as_the_trainer_computes_it(
+    engine_of: MakeEngine, memory_store: ObjectStore
+) -> None:
+    """The reference is the same training, published as merged weights, in plain transformers."""
+    base = {
+        name: HostTensor("F32", each.shape, each.bits.astype(np.uint32) << 16)
+        for name, each in base_weights().items()
+    }
+    versions = {}
+    for publish in ("merged", "adapter"):
+        adapter = Lora.model_validate({"rank": 4, "publish": publish})
+        settings = TrainConfig(lr=1e-2, publish_dtype="F32", adapter=adapter)
+        trained = TorchTrainEngine(settings, MODEL_CONFIG, seed=3)
+        trained.set_weights(base)
+        trained.step(sampled_batch(reference_model(base), noise=0.1))
+        versions[publish] = trained.weights()
+    first = LoadedWeights(publisher.publish(memory_store, "solver", 0, base), base)
+    publisher.publish(
+        memory_store, "solver", 1, versions["adapter"], base=first, adapter=adapter.stored()
+    )
+    engine = await engine_of(base, model=MODEL_CONFIG)
+    loader = WeightLoader(engine)
+    await loader.load(reader.read(memory_store, "solver", 1, first))
+    answer = await engine.generate([1, 2, 3], SamplingParams(max_new_tokens=20, seed=5))
+    assert spans_of(answer) == [(1, 0, 20)]
+    told = row(prompt=(1, 2, 3), answer=answer.tokens.tolist())
+    expected, unmerged = (
+        reference_logprobs(reference_model(weights), told).detach().numpy()[2:]
+        for weights in (versions["merged"], base)
+    )
+    np.testing.assert_allclose(answer.logprobs, expected, atol=1e-4)
+    assert np.abs(answer.logprobs - unmerged).max() > 0.01
 
 
 async def test_an_engine_reports_its_version_and_the_digest_of_each_loaded_version(

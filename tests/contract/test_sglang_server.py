@@ -11,10 +11,12 @@ import psutil
 import pytest
 
 from rollout.config import EngineConfig, SglangConfig
-from rollout.engines.engine import SamplingParams
+from rollout.engines.engine import EngineFailedError, SamplingParams
 from rollout.engines.sglang.engine import SglangRolloutEngine
+from rollout.engines.sglang.server_api import ServerApi
+from rollout.engines.sglang.weights_folder import weights_folder
 from tests.support.models.chain_model import CONFIG, VOCAB, counting
-from tests.support.sglang_servers import SGLANG_PYTHON
+from tests.support.sglang_servers import SGLANG_PYTHON, Servers
 
 pytestmark = pytest.mark.skipif(
     not SGLANG_PYTHON, reason="needs an environment with sglang; `make test-engines` makes one"
@@ -28,7 +30,8 @@ SETTINGS = EngineConfig(
 START = f"""
 import json, sys, time
 from rollout.config import EngineConfig
-from rollout.engines.sglang.server_process import ServerProcess, served_config
+from rollout.engines.sglang.server_arguments import served_config
+from rollout.engines.sglang.server_process import ServerProcess
 server = ServerProcess(EngineConfig(**json.loads({SETTINGS.model_dump_json()!r})), served_config({CONFIG!r}))
 print(server.pid, flush=True)
 time.sleep(3600)
@@ -83,3 +86,30 @@ def test_a_server_and_its_processes_end_with_a_killed_worker() -> None:
     worker.stdout.close()
     gone, alive = psutil.wait_procs(family, timeout=60)
     assert (len(gone), alive) == (len(family), [])
+
+
+async def test_weights_that_another_process_changed_in_a_server_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    servers = Servers()
+    process = servers.serving(CONFIG)
+    monkeypatch.setenv("ASTRAFLOW_SGLANG_API_KEY", process.api_key)
+    sglang = SglangConfig(urls=(process.url,), check_every=1)
+    engine = SglangRolloutEngine(SETTINGS.model_copy(update={"sglang": sglang}), CONFIG)
+    intruder = ServerApi(process.url, process.api_key)
+    try:
+        first, second = counting(1), counting(2)
+        await engine.load(0, first)
+        await engine.load(1, second)
+        assert (await engine.generate([0], SamplingParams(max_new_tokens=1))).tokens.tolist() == [2]
+        with weights_folder({"lm_head.weight": first["lm_head.weight"]}) as folder:
+            await intruder.update(folder, await intruder.label(), flush=False)
+        changed = {**second, "model.norm.weight": counting(2)["model.norm.weight"]}
+        with pytest.raises(
+            EngineFailedError, match=r"1 of its parameters changed .* lm_head.weight"
+        ):
+            await engine.load(2, changed)
+    finally:
+        await intruder.close()
+        await engine.close()
+        servers.stop()

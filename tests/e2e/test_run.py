@@ -12,6 +12,7 @@ import pytest
 from deployments.registration import flow_runs
 from deployments.registration.client import connected
 from storage.run import runs
+from storage.weights import manifests
 from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, LocalStack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
@@ -180,10 +181,16 @@ def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(
                 assert [point.step for point in history] == list(range(1, STEPS + 1)), name
                 assert all(math.isfinite(point.value) for point in history)
             (version,) = client.search_model_versions(f"name='astraflow-{policy}'")
-            assert (version.run_id, version.tags) == (
-                child.info.run_id,
-                {"astraflow.version": str(STEPS)},
-            )
+            assert version.run_id == child.info.run_id
+            assert version.tags == {
+                "astraflow.run_id": "first",
+                "astraflow.policy": policy,
+                "astraflow.version": str(STEPS),
+                "astraflow.weights_digest": manifests.read_manifest(
+                    laptop.run("first"), policy, STEPS
+                ).digest,
+                "astraflow.store": laptop.stack.store_url,
+            }
         assert {run.info.status for run in result} == {"FINISHED"}
         team = client.get_metric_history(parent.info.run_id, "eval/team/accuracy")
         assert [point.step for point in team] == [0, 3, 6]

@@ -10,8 +10,9 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -24,13 +25,15 @@ from websockets import ConnectionClosedError, InvalidStatus, Origin, Subprotocol
 from websockets.asyncio.client import connect
 
 from deployments.paths import OTHERS, Home
-from deployments.registration import deployments, flow_runs
+from deployments.registration import deployments, flow_runs, pools, work_pools
 from deployments.registration.client import connected
 from deployments.registration.deployments import Deployment
+from deployments.registration.pools import Pool, RegionQueue
 from deployments.servers import auth
 from deployments.servers.ports import HOST
-from deployments.stack import pages, plan, processes, state, up_down
+from deployments.stack import pages, plan, processes, readiness, startup, state, up_down
 from deployments.stack.state import Stack
+from storage.errors import ConfigError
 from tasks.services.prefect_settings import settings_for
 from tests.e2e.conftest import E2E_TIMEOUT_S, wait_until
 
@@ -76,7 +79,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         taken = [listener.getsockname()[1] for listener in listeners]
         patch.setattr(plan, "PREFECT_PORT", taken[0])
         patch.setattr(plan, "MLFLOW_PORT", taken[1])
-        _leave_a_stale_record(home)
+        _leave_a_stale_record(home, *taken)
         messages: list[str] = []
         try:
             yield World(
@@ -121,6 +124,104 @@ def test_a_second_up_starts_nothing_and_waits_for_mlflow(world: World) -> None:
     again = up_down.up(world.home, world.said.append)
     assert again.processes == world.stack.processes
     assert up_down.running(world.home) == again
+
+
+def test_a_pool_that_exists_keeps_its_type_image_namespace_and_limit(world: World) -> None:
+    url, name = world.stack.prefect_url, "theirs"
+    theirs = Pool(
+        type="kubernetes",
+        concurrency=7,
+        environment={"THEIRS": "1"},
+        job_variables={"image": "registry.example/theirs:2", "namespace": "training"},
+    )
+    ours = Pool(type="process", description="ours")
+    own = {"ASTRAFLOW_STORE": "s3://bucket"}
+    assert work_pools.create_or_merge(url, {name: theirs}, "python", {}, own) == [
+        "created the work pool theirs of type kubernetes"
+    ]
+    assert work_pools.create_or_merge(url, {name: ours}, "/opt/python", own, own) == [
+        "the work pool theirs keeps its type kubernetes; process is not set",
+        "changed the work pool theirs: base_job_template",
+    ]
+    with connected(url) as client:
+        pool = client.read_work_pool(name)
+        client.delete_work_pool(name)
+    assert (pool.type, pool.concurrency_limit) == ("kubernetes", 7)
+    variables = {
+        variable: each.get("default")
+        for variable, each in pool.base_job_template["variables"]["properties"].items()
+    }
+    assert variables["image"] == "registry.example/theirs:2"
+    assert variables["namespace"] == "training"
+    assert variables["command"] == "/opt/python -m deployments.registration.flow_entrypoint"
+    assert variables["env"] == {"THEIRS": "1", **own}
+
+
+def test_the_queue_of_a_region_gets_its_limit_and_a_later_file_changes_it(world: World) -> None:
+    url = world.stack.prefect_url
+    for limit in (3, 5):
+        rollout = Pool(regions={"eu-limited": RegionQueue(concurrency=limit)})
+        work_pools.create_or_merge(url, {"rollout": rollout}, sys.executable, {}, ())
+        with connected(url) as client:
+            queue = client.read_work_queue_by_name("eu-limited", work_pool_name="rollout")
+            assert queue.concurrency_limit == limit
+
+
+def test_a_pool_of_an_unknown_type_is_refused_with_the_known_ones(world: World) -> None:
+    with pytest.raises(ConfigError, match=r"knows no type 'cubes'; it knows .*kubernetes"):
+        work_pools.create_or_merge(
+            world.stack.prefect_url, {"mine": Pool(type="cubes")}, "python", {}, ()
+        )
+
+
+def test_workers_for_another_server_need_its_pools_and_change_nothing_there(
+    world: World,
+) -> None:
+    elsewhere = replace(world.stack, own_server=False)
+    before = defaults_of_pool(world.stack.prefect_url)
+    assert startup._served_pools(elsewhere, world.said.append) == list(pools.NAMES)
+    assert defaults_of_pool(world.stack.prefect_url) == before
+
+
+def test_one_more_worker_serves_a_region_with_its_own_gpus(world: World) -> None:
+    name = f"rollout:eu-limited:0+1@{socket.gethostname()}"
+    arguments = ["--pool", "rollout", "--region", "eu-limited", "--gpus", "0,1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "deployments.cli.app", "worker", *arguments],
+        env=os.environ | {"ASTRAFLOW_HOME": str(world.home.root)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as started:
+        try:
+            _wait(
+                world,
+                lambda: (
+                    ("rollout", name)
+                    in readiness.worker_beats(world.stack.prefect_url, ["rollout"])
+                ),
+            )
+            process = psutil.Process(started.pid)
+            assert process.cmdline()[-4:] == ["--work-queue", "eu-limited", "--limit", "1"]
+            variables = process.environ()
+            assert variables["CUDA_VISIBLE_DEVICES"] == "0,1"
+            assert variables["PREFECT_API_URL"] == world.stack.prefect_url
+            assert variables["OMP_NUM_THREADS"] == "1"
+        finally:
+            started.terminate()
+        assert started.stdout is not None
+        assert started.stdout.readline() == (
+            f"{name} serves {world.stack.prefect_url}; Ctrl-C ends it\n"
+        )
+
+
+def defaults_of_pool(url: str, name: str = "rollout") -> dict[str, Any]:
+    """Return the default values of a pool's job variables."""
+    with connected(url) as client:
+        template = client.read_work_pool(name).base_job_template
+    return {
+        variable: each.get("default")
+        for variable, each in template["variables"]["properties"].items()
+    }
 
 
 EVIL = {"origin": "http://evil.example"}
@@ -330,16 +431,16 @@ def test_down_cancels_flow_runs_and_leaves_no_process(world: World) -> None:
     assert world.said[-1] == "nothing was running"
 
 
-def _leave_a_stale_record(home: Home) -> None:
-    """Write a record as after a power loss: its process ids now belong to other processes, one of
-    them to this one.
+def _leave_a_stale_record(home: Home, prefect_port: int, mlflow_port: int) -> None:
+    """Write a record as after a power loss: its process ids and ports now belong to other
+    processes, one of the ids to this one.
     """
     home.create()
     stale = {"name": "prefect-server", "pid": os.getpid(), "created_s": 1.0, "log": ""}
     body = {
         "format": 1,
-        "prefect_url": f"http://{HOST}:1/api",
-        "mlflow_url": f"http://{HOST}:2",
+        "prefect_url": f"http://{HOST}:{prefect_port}/api",
+        "mlflow_url": f"http://{HOST}:{mlflow_port}",
         "store_url": "x",
     }
     home.record.write_text(

@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from rollout.config import EngineConfig
+from rollout.service.weight_loader import WeightLoader
 from rollout.service.weight_sync import WeightSync
 from storage import layout
 from storage.coordination.heartbeat_writer import HeartbeatWriter
@@ -149,7 +150,7 @@ async def worker_at(
     )
     return (
         engine,
-        WeightSync(run, "solver", engine, 0.05, heartbeat_writer, loaded),
+        WeightSync(run, "solver", WeightLoader(engine), 0.05, heartbeat_writer, loaded),
         heartbeat_writer,
     )
 

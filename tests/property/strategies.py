@@ -102,8 +102,9 @@ def rows(draw: st.DrawFn) -> BatchRow:
     mask = draw(npst.arrays(np.bool_, length))
     draws = st.lists(any_bits, min_size=length, max_size=length)
     sampled_by = draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX)))
+    key = draw(keys)
     return BatchRow(
-        key=draw(keys),
+        key=key,
         prompt_id=draw(texts),
         tokens=draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))),
         loss_mask=mask,
@@ -114,6 +115,7 @@ def rows(draw: st.DrawFn) -> BatchRow:
         temperature=draw(temperatures),
         min_version=draw(st.integers(0, int(sampled_by.min()))),
         replay=draw(st.booleans()),
+        region=("", "us-east", "eu")[key.order % 3],
     )
 
 

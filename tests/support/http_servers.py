@@ -1,5 +1,6 @@
 """An HTTP server that gives one answer to every request, as a proxy or a strange server would."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,3 +43,11 @@ def one_answer(status: int, body: bytes, content_type: str) -> Iterator[OneAnswe
     yield OneAnswer(listener.server_port, requests)
     listener.shutdown()
     listener.server_close()
+
+
+@contextmanager
+def refusing_port() -> Iterator[int]:
+    """Hold a port of the loopback interface that refuses connections: bound, without a listener."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]

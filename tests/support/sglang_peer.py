@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from storage.formats.safetensors import from_safetensors
+from storage.formats.safetensors import from_safetensors, weights_digest
 from storage.records.types import Json
 
 Reply = tuple[int, Json]
@@ -33,6 +33,8 @@ class Peer:
     """The header `Authorization` of each call."""
     tensors: list[list[str]] = field(default_factory=list)
     """Names of the tensors of each update."""
+    held: dict[str, str] = field(default_factory=dict)
+    """Name of a parameter → digest of what was loaded last."""
     replies: dict[str, list[Callable[[Json], Reply | None]]] = field(default_factory=dict)
     """Path → what the next calls get instead of the usual reply; None closes the connection."""
 
@@ -42,14 +44,18 @@ class Peer:
     def answer(self, path: str, body: Json) -> Reply | None:
         self.calls.append((path, body))
         if path == "/update_weights_from_disk":
-            files = sorted(Path(body["model_path"]).glob("*.safetensors"))
-            self.tensors.append(
-                sorted(name for file in files for name in from_safetensors(file.read_bytes()))
-            )
+            loaded: dict[str, str] = {}
+            for file in Path(body["model_path"]).glob("*.safetensors"):
+                for name, tensor in from_safetensors(file.read_bytes()).items():
+                    loaded[name] = weights_digest({name: tensor})
+            self.tensors.append(sorted(loaded))
         if waiting := self.replies.get(path):
             return waiting.pop(0)(body)
         if path == "/update_weights_from_disk":
             self.label = body["weight_version"]
+            self.held |= loaded
+        if path == "/weights_checker":
+            return 200, {"success": True, "ranks": [{"checksums": dict(self.held)}]}
         if path == "/generate":
             reply = counted(body, self.label)
             if not self.names_versions:

@@ -7,7 +7,8 @@ import time
 import httpx
 
 from rollout.config import EngineConfig, SglangConfig
-from rollout.engines.sglang.server_process import ServerProcess, served_config
+from rollout.engines.sglang.server_arguments import served_config
+from rollout.engines.sglang.server_process import ServerProcess
 from storage.records.types import Json
 
 SGLANG_PYTHON = os.environ.get("ASTRAFLOW_TEST_SGLANG_PYTHON", "")

@@ -8,7 +8,7 @@ not import torch, so that an error in a recipe is reported without delay.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from storage.import_path import PluginKind, resolve
 from storage.records.batches import Batch
@@ -45,12 +45,27 @@ class TrainEngine(Protocol):
         """Restore the state that `save` returned. CorruptError when it does not fit the model."""
 
 
+@runtime_checkable
+class ReferenceEngine(Protocol):
+    """The optional part of a train engine: what it needs for `train.reference`."""
+
+    def set_reference(self, tensors: Mapping[str, HostTensor]) -> None:
+        """Keep published weights as the frozen reference of the KL penalty (`config.reference`).
+
+        Called where the recipe has `train.reference`, after each `set_weights` or `load` that a
+        trainer starts with, and before its first step. Neither a step nor `save` changes or has it.
+        CorruptError as for `set_weights`.
+        """
+
+
 EngineFactory = Callable[[TrainConfig, Json, int], TrainEngine]
 """(config, content of the model's config.json, seed) → an engine before `set_weights` or `load`."""
 
-ENGINES: dict[str, str] = {"torch": "trainer.engines.torch.engine:TorchTrainEngine"}
+ENGINES: dict[str, str] = {
+    "torch": "trainer.engines.torch.engine:TorchTrainEngine",
+    "deepspeed": "trainer.engines.deepspeed.engine:DeepspeedTrainEngine",
+}
 """Import paths of the built-in engines, so that this table does not import torch."""
-
 
 ENGINE = PluginKind(
     "train engine",
@@ -59,8 +74,27 @@ ENGINE = PluginKind(
     constructor_args=("config", "model_config", "seed"),
 )
 
+REFERENCE_ENGINE = PluginKind(
+    "train engine with a reference", ReferenceEngine, "docs/extending/train_engine.md"
+)
+
 
 def make_engine(config: TrainConfig, model_config: Json, seed: int) -> TrainEngine:
-    """Build the engine that `config.engine` names: a built-in, or a class by import path."""
+    """Build the engine that `config.engine` names: a built-in, or a class by import path.
+
+    Built-in engines of several ranks start their processes. A class by import path reads
+    `config.ranks` itself.
+    """
+    if config.engine == "deepspeed" or (config.ranks > 1 and config.engine in ENGINES):
+        from trainer.engines.ranks.leader import RankedEngine
+
+        return RankedEngine(config, model_config, seed)
+    return make_rank_engine(config, model_config, seed)
+
+
+def make_rank_engine(config: TrainConfig, model_config: Json, seed: int) -> TrainEngine:
+    """Build the engine of this rank alone; of several, all ranks make the same calls."""
     factory: EngineFactory = resolve(config.engine, ENGINES, ENGINE, "train.engine")
+    if config.reference is not None:
+        resolve(config.engine, ENGINES, REFERENCE_ENGINE, "train.reference")
     return factory(config, model_config, seed)

@@ -13,6 +13,7 @@ from pydantic import model_validator
 
 from storage.config_model import Frozen, OnlyWith, Tokens
 from storage.records.types import Float32, Int64
+from trainer.losses.corrections import CorrectionConfig, NoCorrection
 
 
 def token_mean(lengths_B: Int64) -> Float32:
@@ -49,6 +50,8 @@ class Aggregated(Frozen):
     """DAPO, GRPO and Dr.GRPO in turn."""
     constant_length: Annotated[Tokens | None, OnlyWith("aggregate", "constant")] = None
     """Divisor of `aggregate: constant`."""
+    correction: CorrectionConfig = NoCorrection()
+    """Weights that correct for the mismatch of sampler and trainer, and for staleness."""
 
     def row_weights(self, lengths: list[int]) -> list[float]:
         """Return for each row the weight of its loss tokens; `lengths` are their numbers."""

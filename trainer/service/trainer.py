@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from storage import layout
+from storage.coordination.gpus_of_service import gpus_of_service
 from storage.coordination.lifetime import Lifetime, StoppedError
 from storage.errors import (
     ConfigError,
@@ -33,7 +34,10 @@ from storage.run.checkpoints import Checkpoint, CheckpointState
 from storage.weights import manifests, reader
 from storage.weights.manifests import LoadedWeights
 from trainer.config import TrainConfig
-from trainer.engines.engine import TrainEngine, make_engine
+from trainer.engines.engine import ReferenceEngine, TrainEngine, make_engine
+from trainer.placement import rank_gpus
+from trainer.service.mismatch_limits import Finding
+from trainer.service.reference import read_reference
 from trainer.service.weight_publisher import WeightPublisher
 
 log = logging.getLogger(__name__)
@@ -54,10 +58,13 @@ def train(lifetime: Lifetime, policy: str, config: TrainConfig, steps: int, seed
     Raises:
         CorruptError: a batch, version 0 or the checkpoint is damaged or does not fit the model.
         ConflictError: another trainer publishes the same policy.
-        ConfigError: the model or the engine cannot be built.
+        ConfigError: the model or the engine cannot be built, the version of `reference` does not
+            exist, or the mismatch of sampler and trainer is above `mismatch.stop`.
     """
     try:
-        _Trainer(lifetime, policy, config, steps).serve(seed)
+        with gpus_of_service(lifetime, rank_gpus(config), config.device_share) as are_held:
+            if are_held:
+                _Trainer(lifetime, policy, config, steps).serve(seed)
     except StoppedError as error:
         note = (
             "stopped while the store was unreachable; a resumed trainer repeats the last step: "
@@ -86,6 +93,8 @@ class _Trainer:
         """Steps whose checkpoints were damaged when this trainer resumed."""
         self._tokens_trained = 0.0
         self._diverged = False
+        self._mismatched = False
+        """Whether the mismatch of the last measured step was above `mismatch.warn`."""
         self._wait_s = 0.0
         """Time spent waiting for the batch of the current step."""
         self._version_at_s = time.monotonic()
@@ -146,6 +155,7 @@ class _Trainer:
             self._publication.base = base
         else:
             self._resume(newest)
+        self._set_reference()
         latest = self._lifetime.retry(
             "looking for versions", lambda: manifests.latest(self._run, self._policy, self._step)
         )
@@ -181,6 +191,18 @@ class _Trainer:
         self._tokens_trained = checkpoint.state.tokens_trained
         self._damaged.update(checkpoint.damaged)
         self._step = self._checkpointed = checkpoint.step
+
+    def _set_reference(self) -> None:
+        """Give the engine the weights of `train.reference`, where the recipe has it."""
+        kl = self._config.reference
+        if kl is None:
+            return
+        tensors = self._lifetime.retry(
+            "reading the reference",
+            lambda: read_reference(self._run, self._policy, kl.version, self._publication.base),
+        )
+        assert isinstance(self._engine, ReferenceEngine), "make_engine checks the class"
+        self._engine.set_reference(tensors)
 
     def _next_batch(self) -> Batch | None:
         """Wait for the batch after the current step, and measure the time; None: stop."""
@@ -244,6 +266,7 @@ class _Trainer:
         self._tokens_trained += metrics["trainer/tokens"]
         tokens_per_s = sum(len(row.tokens) for row in batch.rows) / max(step_s, 1e-9)
         publish_wait_s = self._settle()
+        self._check_mismatch(metrics)
         wait_fraction = min(1.0, self._wait_s / max(time.monotonic() - self._version_at_s, 1e-9))
         metrics |= {
             "trainer/wait_s": self._wait_s,
@@ -258,6 +281,27 @@ class _Trainer:
         self._beat(tokens_per_s=tokens_per_s, wait_fraction=wait_fraction)
         if self._step % self._config.checkpoint_every == 0:
             self._checkpoint()
+
+    def _check_mismatch(self, metrics: Mapping[str, float]) -> None:
+        """Warn once when the mismatch rises above `warn`; ConfigError when it is above `stop`.
+
+        The step's version is not published then. A resumed trainer meets the same batch, and ends
+        with the same error.
+        """
+        limits = self._config.mismatch
+        finding = Finding.of(metrics)
+        if finding is None:
+            return
+        if limits.stop is not None and finding.value > limits.stop:
+            raise ConfigError(finding.error(self._policy, self._step, limits.stop))
+        warns = limits.warn is not None and finding.value > limits.warn
+        if limits.warn is not None and warns and not self._mismatched:
+            note = finding.warning(self._policy, self._step, limits.warn)
+            self._heartbeat.update(note=note)
+            log.warning("%s", note)
+        elif self._mismatched and not warns:
+            self._heartbeat.update(note="")
+        self._mismatched = warns
 
     def _publish(self, metrics: dict[str, float]) -> None:
         tensors = self._engine.weights()

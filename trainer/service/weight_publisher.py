@@ -91,6 +91,7 @@ class WeightPublisher:
                         anchor=version % self._config.anchor_every == 0,
                         memory_bytes=self._config.publish_memory_mb * 2**20,
                         metrics=metrics,
+                        adapter=self._config.adapter.stored(),
                     ),
                 )
             except ConflictError as error:

@@ -15,16 +15,24 @@ from contextlib import suppress
 from functools import partial
 
 from rollout.config import EngineConfig
-from rollout.engines.engine import NO_VERSION, EngineFailedError, Generation, SamplingParams
+from rollout.engines.engine import (
+    NO_VERSION,
+    EngineFailedError,
+    Generation,
+    RequestRefusedError,
+    SamplingParams,
+)
 from rollout.engines.requests import checked_prompt
 from rollout.engines.sglang.answers import aborted, read_answer, request_body
 from rollout.engines.sglang.model_shapes import Shapes, check_tensors, model_shapes
 from rollout.engines.sglang.server import STALLED_S, Server, Start
 from rollout.engines.sglang.server_api import ServerApi, ServerLostError, ServerRefusedError
-from rollout.engines.sglang.server_process import ServerProcess, served_config
+from rollout.engines.sglang.server_arguments import HEALTH_TIMEOUT_S, served_config
+from rollout.engines.sglang.server_process import ServerProcess
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
+from storage.import_path import ALLOW_VARIABLE, is_allowed
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 
@@ -33,7 +41,7 @@ ABORT_S = 10.0
 """How long servers may take to finish a change of weights, and to hand over aborted requests."""
 WATCH_S = 12.0
 """Pause between two looks at servers that may be stuck."""
-SILENT_S = 120.0
+SILENT_S = float(HEALTH_TIMEOUT_S)
 """Requests run and none has ended for so long: the server is asked whether it still samples."""
 ABORTS_MAX = 3
 """How often a request that the server itself aborted is asked again."""
@@ -45,22 +53,31 @@ class SglangRolloutEngine:
     """
 
     def __init__(self, config: EngineConfig, model_config: Json) -> None:
-        """Start the server, or take those of `config.sglang.urls`; `load` waits for them.
+        """The first `load` starts the server, or takes those of `config.sglang.urls`: a model is
+        served after its `config.json` was compared with its tensors, and not before.
 
         Raises:
-            ConfigError: the settings or the model's configuration cannot work.
+            ConfigError: the settings or the model's configuration cannot work, or are not allowed
+                on this machine.
         """
+        if (config.sglang.python or config.sglang.server_args) and not is_allowed("sglang"):
+            raise ConfigError(
+                "rollout.engine.sglang: python and server_args choose programs and code, and "
+                f"{ALLOW_VARIABLE} does not allow that here; add sglang there if you trust the "
+                "recipe, or leave both out"
+            )
         vocab = model_config.get("vocab_size")
         if type(vocab) is not int or vocab < 1:
             raise ConfigError(
                 f"config.json has vocab_size {vocab!r}; it must be a number of tokens"
             )
         self._config = config
-        self._model_config = model_config
+        self._served_config = served_config(model_config)
         self._vocab = vocab
         self._id = uuid.uuid4().hex[:8]
         """Part of the server's names of versions: shows whether another client loaded weights."""
-        self._servers = self._start_servers()
+        self._servers: list[Server] = []
+        """Empty before the first load."""
         self._digests: dict[int, str] = {}
         self._tensors: Mapping[str, HostTensor] = {}
         self._version = NO_VERSION
@@ -78,7 +95,7 @@ class SglangRolloutEngine:
         return self._version
 
     def capacity(self) -> int:
-        return self._config.max_concurrent * len(self._servers)
+        return self._config.max_concurrent * max(1, len(self._config.sglang.urls))
 
     def digest(self, version: int) -> str:
         return self._digests[version]
@@ -104,7 +121,7 @@ class SglangRolloutEngine:
                 generation = await self._ask(server, prompt, limit, sampling)
             except ServerLostError as error:
                 if not self._closing and server.loads == loads:
-                    await self._replaced(server, error)
+                    await self._replaced(server, loads, error)
                 if self._closing:
                     return aborted()
                 continue
@@ -142,14 +159,17 @@ class SglangRolloutEngine:
         sglang = self._config.sglang
 
         def own_server() -> tuple[ServerApi, ServerProcess | None]:
-            process = ServerProcess(self._config, served_config(self._model_config))
+            process = ServerProcess(self._config, self._served_config)
             return ServerApi(process.url, process.api_key), process
 
         def server_at(url: str) -> tuple[ServerApi, ServerProcess | None]:
             return ServerApi(url, os.environ.get(API_KEY_VARIABLE, "")), None
 
         starts: list[Start] = [partial(server_at, url) for url in sglang.urls] or [own_server]
-        return [Server(start, self._id, sglang.kv_cache, self._vocab) for start in starts]
+        return [
+            Server(start, self._id, sglang.kv_cache, sglang.check_every, self._vocab)
+            for start in starts
+        ]
 
     def _check_open(self) -> None:
         if self._failure:
@@ -185,8 +205,11 @@ class SglangRolloutEngine:
         self, server: Server, prompt: tuple[int, ...], limit: int, sampling: SamplingParams
     ) -> Generation:
         request_id = uuid.uuid4().hex
+        # While the weights change, the old or the new ones may compute the keys and values of the
+        # prompt: no other request may use them.
+        prefix_key = server.label or request_id
         body = request_body(
-            request_id, prompt, limit, sampling, vocab=self._vocab, prefix_key=server.label
+            request_id, prompt, limit, sampling, vocab=self._vocab, prefix_key=prefix_key
         )
         server.running += 1
         server.idle.clear()
@@ -196,13 +219,17 @@ class SglangRolloutEngine:
             self._task(_abort(server.api, request_id))
             raise
         except ServerRefusedError as error:
-            raise self._failed(str(error)) from error
+            if error.is_of_every_request:
+                raise self._failed(str(error)) from error
+            server.answered()
+            raise RequestRefusedError(
+                f"a request of {len(prompt)} tokens for {limit} more was refused: {error}"
+            ) from error
         finally:
             server.running -= 1
             if not server.running:
                 server.idle.set()
-        server.answers += 1
-        server.losses = 0
+        server.answered()
         return read_answer(answer, sampling, limit, self._id)
 
     # Weights and servers.
@@ -210,11 +237,15 @@ class SglangRolloutEngine:
     async def _load(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
         digest = await in_system_thread(weights_digest, tensors)
         if self._shapes is None:
-            self._shapes = await in_system_thread(model_shapes, self._model_config)
+            shapes_given = [tensor.shape for tensor in tensors.values()]
+            self._shapes = await in_system_thread(model_shapes, self._served_config, shapes_given)
         shapes, tied = self._shapes
         check_tensors(tensors, shapes, tied)
         async with self._changing:
             self._check_open()
+            if not self._servers:
+                self._servers = self._start_servers()
+                self._task(self._watch())
             if version < self._version or digest != self._digests.get(version, digest):
                 raise ValueError(
                     f"the engine holds version {self._version} and was given other weights as "
@@ -230,25 +261,30 @@ class SglangRolloutEngine:
                 if all(server.held is not tensors for server in self._servers):
                     del self._digests[version]
                 raise
-            if self._version == NO_VERSION:
-                self._task(self._watch())
             self._tensors, self._version = tensors, version
 
-    async def _replaced(self, server: Server, error: ServerLostError) -> None:
-        """Wait until a lost server has the current weights again. One task does it for all."""
+    async def _replaced(self, server: Server, loads: int, error: ServerLostError) -> None:
+        """Wait until a lost server has the current weights again. One task does it for all.
+
+        `loads` is that of the server that was lost.
+        """
         self._check_open()
         task = self._replacements.get(server)
         if task is None or task.done():
-            task = self._replacements[server] = self._task(self._replace(server, error))
+            task = self._replacements[server] = self._task(self._replace(server, loads, error))
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             if not task.cancelled():  # this request was cancelled; the replacement goes on
                 raise
 
-    async def _replace(self, server: Server, error: ServerLostError) -> None:
+    async def _replace(self, server: Server, loads: int, error: ServerLostError) -> None:
         async with self._changing:
-            if server.label:  # nobody replaced it while this task waited
+            if server.label and server.loads != loads:  # a `load` replaced it meanwhile
+                return
+            if server.label and await server.still_works(error):
+                return
+            if server.label:
                 try:
                     await server.restart(error)
                 except (ConfigError, EngineFailedError) as failure:

@@ -17,8 +17,11 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import types
 
+EXIT_SETTINGS = 78
+"""Exit status where SGLang cannot be imported."""
 WITHOUT_KERNELS = "ASTRAFLOW_SGLANG_WITHOUT_KERNELS"
 """Set for the server's own child processes, which import this module, too."""
 KERNEL_PACKAGES = {"sgl_kernel", "torchvision"}
@@ -67,8 +70,16 @@ class _KernelFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-if os.environ.get(WITHOUT_KERNELS):
+def _do_without_gpu() -> None:
+    """Stand in for what SGLang imports or calls although it serves from a CPU."""
     sys.meta_path.insert(0, _KernelFinder())
+    import torch
+
+    torch.cuda.synchronize = lambda device=None: None
+
+
+if os.environ.get(WITHOUT_KERNELS):
+    _do_without_gpu()
 
 
 def _end_with_the_worker() -> None:
@@ -89,10 +100,14 @@ def main() -> None:
     threading.Thread(target=_end_with_the_worker, daemon=True).start()
     if order["without_kernels"]:
         os.environ[WITHOUT_KERNELS] = "1"
-        sys.meta_path.insert(0, _KernelFinder())
+        _do_without_gpu()
 
-    from sglang.launch_server import run_server
-    from sglang.srt.server_args import prepare_server_args
+    try:
+        from sglang.launch_server import run_server
+        from sglang.srt.server_args import prepare_server_args
+    except ImportError:
+        traceback.print_exc()
+        raise SystemExit(EXIT_SETTINGS) from None
 
     run_server(prepare_server_args([*order["args"], "--api-key", order["api_key"]]))
 

@@ -2,25 +2,47 @@
 ignores unknown names, and keeps what it has for missing ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from storage.errors import ConfigError
+from storage.errors import ConfigError, CorruptError
+from storage.formats.json_objects import dump
+from storage.formats.model_config import check_sizes
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 
 NAMES_SHOWN_MAX = 5
+SPARE_TENSORS = 1000
+"""So many more may be built than the weights have, so that missing ones are named."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def model_shapes(model_config: Json) -> tuple[Shapes, frozenset[str]]:
+def model_shapes(
+    model_config: Json, given: Sequence[tuple[int, ...]]
+) -> tuple[Shapes, frozenset[str]]:
     """Return name → shape of all tensors, and the names that may be absent because they are tied.
 
-    The model is built on the meta device, without memory for tensors.
+    The model is built on the meta device, without memory for tensors, unless its sizes cannot be
+    those of tensors with the shapes `given`: absurd ones take neither memory nor time.
 
     Raises:
-        ConfigError: transformers cannot build the model.
+        ConfigError: transformers cannot build the model, or its sizes are absurd.
     """
+    try:
+        check_sizes(dump(model_config), given, "config.json")
+    except CorruptError as error:
+        raise ConfigError(str(error)) from error
+    with _limited_parameters(len(given)):
+        model = _skeleton(model_config)
+    state = model.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    tied = {name for name, tensor in state.items() if first.setdefault(id(tensor), name) != name}
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}, frozenset(tied)
+
+
+def _skeleton(model_config: Json) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -28,16 +50,41 @@ def model_shapes(model_config: Json) -> tuple[Shapes, frozenset[str]]:
     try:
         config = AutoConfig.for_model(settings.pop("model_type"), **settings)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            # By name, because a config.json may name a kernel of the hub instead, which is code.
+            return AutoModelForCausalLM.from_config(
+                config, attn_implementation="eager", trust_remote_code=False
+            )  # type: ignore[no-untyped-call]
+    except ConfigError:
+        raise
     except Exception as error:  # transformers raises anything, by model
         raise ConfigError(
             f"transformers cannot build the model of this config.json: "
             f"{type(error).__name__}: {error}"
         ) from error
-    state = model.state_dict(keep_vars=True)
-    first: dict[int, str] = {}
-    tied = {name for name, tensor in state.items() if first.setdefault(id(tensor), name) != name}
-    return {name: tuple(tensor.shape) for name, tensor in state.items()}, frozenset(tied)
+
+
+@contextmanager
+def _limited_parameters(num_tensors: int) -> Iterator[None]:
+    """Raise ConfigError where far more than `num_tensors` parameters are created in the block."""
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
+    num_max = 2 * num_tensors + SPARE_TENSORS  # a tied tensor counts twice
+    created = 0
+
+    def count(*_: object) -> None:
+        nonlocal created
+        created += 1
+        if created > num_max:
+            raise ConfigError(
+                f"there are {num_tensors} tensors, and the model of their config.json has more "
+                f"than {num_max}"
+            )
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def check_tensors(tensors: Mapping[str, HostTensor], shapes: Shapes, tied: frozenset[str]) -> None:

@@ -1,6 +1,7 @@
-"""One SGLang server with the weights it holds: started, loaded, restarted when it is lost."""
+"""One SGLang server with the weights it holds: started, loaded, compared, restarted when lost."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -8,6 +9,7 @@ from rollout.engines.engine import EngineFailedError, SamplingParams
 from rollout.engines.sglang.answers import has_spans, request_body, version_label
 from rollout.engines.sglang.server_api import (
     CONTROL_TIMEOUT_S,
+    ConnectionLostError,
     ServerApi,
     ServerLostError,
     ServerRefusedError,
@@ -18,6 +20,8 @@ from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
 from storage.records.weights import HostTensor
 
+log = logging.getLogger(__name__)
+
 POLL_S = 0.5
 STALLED_S = 300.0
 """A server of ours that starts and neither writes to its log nor computes for so long is stuck."""
@@ -25,8 +29,12 @@ UNREACHABLE_S = 60.0
 """How long a server of somebody else may be away."""
 STARTS_MAX = 2
 """Attempts to start a server that was never ready; the first may have met a port in use."""
+CUTS_MAX = 3
+"""Connections that a server which still works may cut in a row, before it counts as lost."""
 LOSSES_MAX = 3
 """Losses of one server in a row, without an answer in between, after which the engine fails."""
+COMPARED_BYTES = 2**30
+"""About so many bytes of tensors are compared at once, except after all tensors were loaded."""
 PAUSE_MODE = {"keep": "in_place", "recompute": "retract"}
 
 Start = Callable[[], tuple[ServerApi, ServerProcess | None]]
@@ -39,6 +47,8 @@ class Server:
     start: Start
     engine_id: str
     kv_cache: str
+    check_every: int
+    """Every so many versions, some tensors are compared; 0: none ever."""
     vocab: int
     running: int = 0
     """Requests without an answer."""
@@ -49,6 +59,8 @@ class Server:
     """Times that it got all tensors. A request that saw an older number is simply asked again."""
     losses: int = 0
     """Since the last answer."""
+    cuts: int = 0
+    """Cut connections, since the last answer."""
     label: str = ""
     """Its name of the version it holds; empty while that is unknown."""
     held: Mapping[str, HostTensor] = field(default_factory=dict)
@@ -57,6 +69,10 @@ class Server:
     """Whether it was ready once; one that never was has settings with which it cannot start."""
     names_versions: bool = True
     """Whether it names the version of each token; otherwise answers end before new weights."""
+    unchecked: int = 0
+    """Versions since tensors were compared."""
+    compared: int = 0
+    """Number of the tensor with which the next comparison starts."""
 
     def __post_init__(self) -> None:
         self.idle.set()
@@ -66,13 +82,16 @@ class Server:
         """Load a version, also if the server is lost meanwhile.
 
         Raises:
-            ConfigError: it cannot start, or refuses the tensors.
-            EngineFailedError: it is lost again and again, or another client loads weights into it.
+            ConfigError: it refuses its settings or the tensors.
+            EngineFailedError: it cannot start or is lost again and again, another client loads
+                weights into it, or it does not hold the tensors that it was given.
         """
         while True:
             try:
                 await self._check_held()
+                whole = not self.held
                 await self._update(version, tensors)
+                await self._compare(tensors, whole)
                 if not self.began:
                     self.names_versions = await self._probe()
                     self.began = True
@@ -81,19 +100,42 @@ class Server:
                 await self.restart(error)
 
     async def restart(self, error: ServerLostError) -> None:
-        """Start a lost server again, without weights; one of somebody else is waited for."""
-        self.losses += 1
+        """Start a lost server again, without weights; one of somebody else is waited for.
+
+        One that only cut a connection goes on; it gets all tensors again, too.
+        """
         self.label, self.held = "", {}
         words = (self.process.ended() if self.process else "") or str(error)
-        if not self.began and self.losses >= STARTS_MAX:
+        log.warning("an SGLang server was lost: %s", words)
+        if self._is_cut(error) and await self.api.is_ready():
+            return
+        self.losses += 1
+        if self.process and self.process.refused():
             raise ConfigError(f"rollout.engine.sglang: {words}") from error
-        if self.losses > LOSSES_MAX:
+        if self.losses > (LOSSES_MAX if self.began else STARTS_MAX - 1):
             raise EngineFailedError(f"the sglang engine broke: {words}") from error
         if self.process:
             await in_system_thread(self.process.stop)
             lost = self.api
             self.api, self.process = self.start()
             await lost.close()
+
+    async def still_works(self, error: ServerLostError) -> bool:
+        """Return whether only a connection was lost: the server has the weights it was given."""
+        try:
+            return self._is_cut(error) and await self.api.label() == self.label
+        except ServerLostError:
+            return False
+
+    def _is_cut(self, error: ServerLostError) -> bool:
+        """Return whether the loss may be that of a connection, and count it."""
+        self.cuts += isinstance(error, ConnectionLostError)
+        return isinstance(error, ConnectionLostError) and self.cuts <= CUTS_MAX
+
+    def answered(self) -> None:
+        """Count an answer: the server works."""
+        self.answers += 1
+        self.losses = self.cuts = 0
 
     async def close(self) -> None:
         if self.process:
@@ -126,27 +168,73 @@ class Server:
         pause = PAUSE_MODE.get(kv_cache)
         label = version_label(self.engine_id, version)
         self.label, self.held = "", {}  # unknown, until the update has succeeded
-        folder = weights_folder(changed)
+        try:
+            await self._give(changed, pause, flush=kv_cache != "keep", label=label)
+        except ServerRefusedError as error:
+            raise ConfigError(str(error)) from error
+        self.label, self.held = label, tensors
+        self.loads += not held
+
+    async def _give(
+        self,
+        tensors: Mapping[str, HostTensor],
+        pause: str | None,
+        *,
+        flush: bool,
+        label: str | None = None,
+    ) -> None:
+        """Let the server load tensors, as version `label` or as more of the one it holds."""
+        folder = weights_folder(tensors)
         path = await in_system_thread(folder.__enter__)
         try:
             if pause:
                 await self.api.pause(pause)
-            await self.api.update(path, label, flush=kv_cache != "keep")
-        except ServerRefusedError as error:
-            raise ConfigError(str(error)) from error
+            await self.api.update(path, label or self.label, flush=flush)
         finally:
             if pause:
                 await self.api.resume()
             await in_system_thread(folder.__exit__, None, None, None)
-        self.label, self.held = label, tensors
-        self.loads += not held
+
+    async def _compare(self, tensors: Mapping[str, HostTensor], whole: bool) -> None:
+        """Load tensors that it holds again: that must not change a bit of its parameters.
+
+        All of them with `whole`, else about COMPARED_BYTES of them each time that it is due, in
+        turn. Its parameters cannot be compared with the tensors themselves: a server joins some of
+        them into one, and divides each over its devices.
+        """
+        self.unchecked += 1
+        if not self.check_every or not (whole or self.unchecked >= self.check_every):
+            return
+        self.unchecked = 0
+        names, self.compared = in_turn(tensors, 0 if whole else self.compared, whole)
+        try:
+            before = await self.api.checksums()
+            await self._give({name: tensors[name] for name in names}, "in_place", flush=False)
+            after = await self.api.checksums()
+        except ServerRefusedError as error:
+            self.check_every = 0
+            log.warning("the weights of an SGLang server are not compared: %s", error)
+            return
+        changed = sorted(name for name in before | after if before.get(name) != after.get(name))
+        if changed:
+            raise EngineFailedError(
+                f"the SGLang server at {self.api.url} did not hold the weights {self.label} that "
+                f"it was given: {len(changed)} of its parameters changed when they were loaded "
+                f"again, {changed[0]} among them. Do not use what it sampled since the last "
+                "comparison; if it changes weights while it loads them (quantization), set "
+                "rollout.engine.sglang.check_every: 0"
+            )
 
     async def _probe(self) -> bool:
-        """Find out by a request of one token whether the server names versions of tokens."""
+        """Find out by a request of one token whether the server names versions of tokens.
+
+        It is the first token of the server, which may compile its kernels now: for a server of ours
+        there is no limit of time; the engine ends it when it stops computing.
+        """
         probe = SamplingParams(max_new_tokens=1)
         body = request_body("probe", (0,), 1, probe, vocab=self.vocab, prefix_key="probe")
         try:
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+            async with asyncio.timeout(None if self.process else CONTROL_TIMEOUT_S):
                 return has_spans(await self.api.generate(body))
         except TimeoutError as error:
             raise ServerLostError(
@@ -171,3 +259,22 @@ class Server:
                     f"{limit_s:.0f} s"
                 )
             await asyncio.sleep(POLL_S)
+
+
+def in_turn(
+    tensors: Mapping[str, HostTensor], start: int, whole: bool
+) -> tuple[tuple[str, ...], int]:
+    """Return the names of the tensors from number `start` on, and the number after the last.
+
+    All of them with `whole`; otherwise until they have COMPARED_BYTES together, at least one, and
+    no further than the last tensor, after which number 0 follows.
+    """
+    names = list(tensors)
+    chosen: list[str] = []
+    num_bytes = 0
+    for name in names[start % len(names) :]:
+        if chosen and not whole and num_bytes + tensors[name].bits.nbytes > COMPARED_BYTES:
+            break
+        chosen.append(name)
+        num_bytes += tensors[name].bits.nbytes
+    return tuple(chosen), (start % len(names) + len(chosen)) % len(names)

@@ -14,8 +14,12 @@ from storage.errors import AstraFlowError
 from storage.records.types import Json
 
 CONNECT_TIMEOUT_S = 10.0
-CONTROL_TIMEOUT_S = 60.0
-"""Of calls that only set a flag. Answers and new weights take as long as they take."""
+CONTROL_TIMEOUT_S = 300.0
+"""Of calls that only set a flag, which a server does between two steps of the model. Answers and
+new weights take as long as they take.
+"""
+KEEPALIVE_S = 2.0
+"""Idle connections are closed after this time: earlier than by the server, after 5 s."""
 MESSAGE_CHARACTERS_MAX = 300
 
 
@@ -23,8 +27,22 @@ class ServerLostError(AstraFlowError):
     """The server does not answer, or ended while it answered."""
 
 
+class ConnectionLostError(ServerLostError):
+    """The connection of a call ended before its answer; the server may still work."""
+
+
 class ServerRefusedError(AstraFlowError):
     """The server works and refuses the call; the message has its reason."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+        """Of its HTTP answer; 0: the answer itself could not be used."""
+
+    @property
+    def is_of_every_request(self) -> bool:
+        """Whether it refuses every such call: another key is wanted, or it has no such path."""
+        return self.status in (401, 403, 404, 405)
 
 
 class ServerApi:
@@ -37,7 +55,9 @@ class ServerApi:
             base_url=url,
             headers=headers,
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEPALIVE_S
+            ),
             trust_env=False,  # the key must not reach a proxy
         )
 
@@ -72,6 +92,20 @@ class ServerApi:
         }
         await self._post("/update_weights_from_disk", body, None)
 
+    async def checksums(self) -> dict[str, str]:
+        """Return a digest of each parameter on each device, as the server has them in memory."""
+        answer = await self._json("/weights_checker", {"action": "checksum"})
+        try:
+            return {
+                f"{name} on device {rank}": str(digest)
+                for rank, parameters in enumerate(answer["ranks"])
+                for name, digest in parameters["checksums"].items()
+            }
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ServerRefusedError(
+                f"the SGLang server at {self.url} gave no digests at /weights_checker"
+            ) from error
+
     async def label(self) -> str:
         """Return its name of the weights it holds; `default` after a start."""
         try:
@@ -90,7 +124,8 @@ class ServerApi:
             return False
         if response.status_code in (401, 403):
             raise ServerRefusedError(
-                f"the SGLang server at {self.url} wants another API key (ASTRAFLOW_SGLANG_API_KEY)"
+                f"the SGLang server at {self.url} wants another API key (ASTRAFLOW_SGLANG_API_KEY)",
+                response.status_code,
             )
         return response.status_code == 200
 
@@ -122,7 +157,7 @@ class ServerApi:
         try:
             response = await self._client.post(path, json=body, timeout=timeout)
         except (httpx.HTTPError, OSError, RuntimeError) as error:  # RuntimeError: it was closed
-            raise ServerLostError(
+            raise ConnectionLostError(
                 f"the SGLang server at {self.url} does not answer: "
                 f"{type(error).__name__} {error}".rstrip()
             ) from error
@@ -132,7 +167,8 @@ class ServerApi:
             )
         if response.status_code >= 400:
             raise ServerRefusedError(
-                f"the SGLang server at {self.url} refused {path}: {_reason(response)}"
+                f"the SGLang server at {self.url} refused {path}: {_reason(response)}",
+                response.status_code,
             )
         return response
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage.errors import ConfigError
+from rollout.engines.engine import EngineFailedError
 from storage.formats.safetensors import to_safetensors
+from storage.machine.temporary_folders import temporary_folder
 from storage.records.weights import HostTensor
 from storage.written_files import write_inside
 
@@ -21,16 +22,15 @@ def weights_folder(tensors: Mapping[str, HostTensor]) -> Iterator[Path]:
     """Write the tensors into a new folder, which is deleted at the end.
 
     Raises:
-        ConfigError: there is no space for them.
+        EngineFailedError: there is no space for them now.
     """
     parent = MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else Path(tempfile.gettempdir())
-    with tempfile.TemporaryDirectory(prefix="astraflow-weights-", dir=parent) as name:
-        folder = Path(name)
+    with temporary_folder("astraflow-weights-", parent) as folder:
         try:
             for number, part in enumerate(_parts(tensors)):
                 write_inside(folder, f"model-{number:05d}.safetensors", to_safetensors(part))
         except OSError as error:
-            raise ConfigError(
+            raise EngineFailedError(
                 f"new weights for the SGLang server cannot be written to {folder}: {error}; give "
                 f"{parent} more space"
             ) from error

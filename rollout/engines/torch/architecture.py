@@ -60,16 +60,15 @@ def read_architecture(config: Json) -> Architecture:
     _refuse(
         full, "layer_types", any(kind != "full_attention" for kind in full.get("layer_types") or ())
     )
-    _refuse(
-        full, "num_key_value_heads", full["num_attention_heads"] % full["num_key_value_heads"] != 0
-    )
+    heads, kv_heads = full["num_attention_heads"], full["num_key_value_heads"]
+    _refuse(full, "num_key_value_heads", kv_heads < 1 or heads % kv_heads != 0)
     bias = bool(full.get("attention_bias"))
     return Architecture(
         hidden=full["hidden_size"],
         layers=full["num_hidden_layers"],
-        heads=full["num_attention_heads"],
-        kv_heads=full["num_key_value_heads"],
-        head_dim=full.get("head_dim") or full["hidden_size"] // full["num_attention_heads"],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=full.get("head_dim") or full["hidden_size"] // heads,
         intermediate=full["intermediate_size"],
         vocab=full["vocab_size"],
         max_positions=full["max_position_embeddings"],

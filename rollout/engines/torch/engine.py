@@ -67,16 +67,21 @@ class TorchRolloutEngine:
     """`rollout.engines.engine.Engine` by torch, within this process."""
 
     def __init__(self, config: EngineConfig, model_config: Json) -> None:
-        """Allocate the key-value cache and start the thread.
+        """Check the model's architecture and start the thread.
+
+        The key-value cache is allocated by the first `load`, whose weights must fit the
+        architecture: a `config.json` alone does not decide how much memory is used.
 
         Raises:
-            ConfigError: the model, device or dtype cannot run, or the cache does not fit into
-                memory.
+            ConfigError: the model, device or dtype cannot run.
         """
         self._config = config
         self._architecture = read_architecture(model_config)
+        self._check_context()
         self._device, self._dtype = _device(config), _dtype(config)
-        self._batch: ContinuousBatch = self._allocate()
+        self._allocation = threading.Lock()
+        self._batch: ContinuousBatch | None = None
+        """None before the first `load`."""
         self._arrived = threading.Condition()
         self._inbox = _Inbox()
         self._answers: dict[Request, Answer] = {}
@@ -164,17 +169,22 @@ class TorchRolloutEngine:
         if self._closing:
             raise EngineFailedError("the engine was closed")
 
+    def _check_context(self) -> None:
+        max_tokens, max_positions = self._config.max_tokens, self._architecture.max_positions
+        if max_tokens > max_positions:
+            raise ConfigError(
+                f"rollout.engine.max_tokens is {max_tokens}, but the model's "
+                f"max_position_embeddings is {max_positions}; lower the former"
+            )
+
     def _convert(self, tensors: Mapping[str, HostTensor]) -> tuple[str, DecoderWeights]:
-        return weights_digest(tensors), fuse(self._architecture, tensors, self._device, self._dtype)
+        weights = fuse(self._architecture, tensors, self._device, self._dtype)
+        with self._allocation:
+            self._batch = self._batch or self._allocate()
+        return weights_digest(tensors), weights
 
     def _allocate(self) -> ContinuousBatch:
         slots, max_tokens = self._config.max_concurrent, self._config.max_tokens
-        if max_tokens > self._architecture.max_positions:
-            raise ConfigError(
-                f"rollout.engine.max_tokens is {max_tokens}, but the model's "
-                "max_position_embeddings is "
-                f"{self._architecture.max_positions}; lower the former"
-            )
         try:
             cache = KVCache(self._architecture, slots, max_tokens, self._device, self._dtype)
         except RuntimeError as error:
@@ -193,8 +203,8 @@ class TorchRolloutEngine:
         torch.set_num_threads(self._config.threads)
         try:
             with torch.inference_mode():
-                while self._process_inbox():
-                    self._deliver(self._batch.step())
+                while batch := self._process_inbox():
+                    self._deliver(batch.step())
         except Exception as error:  # the outermost loop of the thread: the callers get any error
             failure = EngineFailedError(f"the torch engine broke: {type(error).__name__}: {error}")
             failure.__cause__ = error
@@ -202,22 +212,25 @@ class TorchRolloutEngine:
         else:
             self._end(None)
 
-    def _process_inbox(self) -> bool:
-        """Sleep until there is work, then apply the inbox; False when the engine must close."""
+    def _process_inbox(self) -> ContinuousBatch | None:
+        """Sleep until there is work, then apply the inbox; None when the engine must close."""
         with self._arrived:
-            self._arrived.wait_for(lambda: self._inbox or self._closing or self._batch.busy)
-            if self._closing:
-                return False
+            self._arrived.wait_for(
+                lambda: self._inbox or self._closing or (self._batch and self._batch.busy)
+            )
+            batch = self._batch
+            if self._closing or batch is None:  # the first load allocates it before its swap
+                return None
             inbox, self._inbox = self._inbox, _Inbox()
         for swap in inbox.swaps:
-            self._batch.swap(swap.version, swap.weights)
+            batch.swap(swap.version, swap.weights)
             self._version = swap.version
         for request in inbox.requests:
-            self._batch.add(request)
+            batch.add(request)
         for request in inbox.cancelled:
-            self._batch.drop(request)
+            batch.drop(request)
         settle([(swap.done, None) for swap in inbox.swaps])
-        return True
+        return batch
 
     def _deliver(self, finished: Sequence[Request]) -> None:
         if not finished:
@@ -235,17 +248,16 @@ class TorchRolloutEngine:
         closed = failure or EngineFailedError("the engine was closed")
         settle([(swap.done, closed) for swap in swaps])
         settle([(answer, failure or request.generation()) for request, answer in answers.items()])
-        del self._batch
+        self._batch = None
 
 
 def _device(config: EngineConfig) -> torch.device:
+    name = f"cuda:{config.devices[0]}" if config.devices else config.device
     try:
-        device = torch.device(config.device)
+        device = torch.device(name)
         torch.zeros(1, device=device).item()  # the device "meta" has no values
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ConfigError(
-            f"rollout.engine.device {config.device!r} cannot be used here: {error}"
-        ) from error
+        raise ConfigError(f"rollout.engine.device {name!r} cannot be used here: {error}") from error
     return device
 
 

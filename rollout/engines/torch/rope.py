@@ -6,6 +6,7 @@ Shapes: T positions, N tokens, H heads, D head dimension.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +14,18 @@ from torch import Tensor
 from storage.errors import ConfigError
 from storage.records.types import Json
 
-NUMBERS = (
-    "rope_theta",
-    "factor",
-    "original_max_position_embeddings",
-    "low_freq_factor",
-    "high_freq_factor",
-)
-"""Settings that the frequencies are computed from."""
+NUMBERS = {
+    "default": ("rope_theta",),
+    "linear": ("rope_theta", "factor"),
+    "llama3": (
+        "rope_theta",
+        "factor",
+        "original_max_position_embeddings",
+        "low_freq_factor",
+        "high_freq_factor",
+    ),
+}
+"""Settings that the frequencies of a `rope_type` are computed from."""
 
 
 def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
@@ -33,15 +38,15 @@ def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
         ConfigError: the scaling is not implemented, or a setting is not a positive number.
     """
     kind = rope.get("rope_type", "default")
-    if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
+    if kind not in NUMBERS or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(
             f"the torch engine does not implement the rope scaling {rope!r} of the model's "
             "config.json; it implements rope_type default, linear and llama3 with the whole head "
             "rotated"
         )
-    for name in NUMBERS:
-        value = rope.get(name)
-        if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
+    for name in NUMBERS[kind]:
+        value: Any = rope.get(name)
+        if type(value) not in (int, float) or not 0 < value < math.inf:
             raise ConfigError(
                 f"the {name} of rope_parameters in the model's config.json must be a positive "
                 f"number, not {value!r}; correct it"

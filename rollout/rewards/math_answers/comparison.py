@@ -26,6 +26,7 @@ from rollout.rewards.math_answers.structure import (
     parts_of_ratio,
     parts_of_union,
     without_brackets,
+    without_outer_group,
 )
 from rollout.rewards.math_answers.words import is_choice, labelled_choice, same_words
 
@@ -89,6 +90,7 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     if matrices[0] is not None and matrices[1] is not None and depth:
         return _equal_matrices(matrices[0], matrices[1], algebra, depth - 1)
     answer, gold = _as_tuple(matrices[0], answer, gold), _as_tuple(matrices[1], gold, answer)
+    answer, gold = without_outer_group(answer), without_outer_group(gold)
     golds = collection(gold)
     answers = collection(answer, len(golds.items) if golds is not None else 1)
     if golds is not None and answers is not None:

@@ -138,9 +138,12 @@ def _same_based(answer: Reading, gold: Reading) -> bool:
         return answer.value == gold.value and answer.base == (gold.base or 10)
     if not answer.plain or answer.value.denominator != 1:
         return False
-    return _positional(str(abs(answer.value.numerator)), gold.base) == abs(gold.value) and (
-        answer.value < 0
-    ) == (gold.value < 0)
+    digits = str(abs(answer.value.numerator))
+    return (
+        all(int(digit) < gold.base for digit in digits)
+        and _positional(digits, gold.base) == abs(gold.value)
+        and (answer.value < 0) == (gold.value < 0)
+    )
 
 
 def _read_based(match: re.Match[str]) -> Reading | None:

@@ -33,6 +33,10 @@ VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
 """A letter other than the constants e and i, in a text without commands."""
 COMPUTABLE: Final = re.compile(r"\d|\\pi(?![a-zA-Z])|(?<![a-zA-Z\\])[ei](?![a-zA-Z])")
 """A part of every expression that has a value: a digit, or one of the constants π, e and i."""
+NO_VALUE: Final = re.compile(
+    r"[-+]? ?\\infty$|[^{}]*(?:<|>|\\(?:leq?|geq?|lt|gt|neq?)(?![a-zA-Z]))"
+)
+"""Infinity, or a relation outside of braces: no number is equal to it."""
 UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-]+[\w.(\\{]|\*|\\times|\\cdot|\\div")
 """A sum, difference or product in a text without spaces."""
 ROOTS: Final = re.compile(r"\\sqrt(?:\[\w\])?(?:\w|\{[^{}]{0,100}\})(?=\\sqrt|\\frac|\()")
@@ -122,9 +126,9 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
         ):
             return False
         return _equals_number(answer_value if answer_name else answer, number, gold_value, algebra)
-    verdict = same_words(answer, gold)
-    if verdict is not None:
-        return verdict
+    for compare in (same_words, _same_word_equation):
+        if (verdict := compare(answer, gold)) is not None:
+            return verdict
     if gold_name and len(sides(answer)) == 1:
         gold = sides(gold_value)[-1]
     elif len(sides(gold)) == 1:
@@ -132,6 +136,23 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
     elif len(sides(answer)) == 1 and _is_relation(gold):
         return False
     return _by_algebra(algebra, answer, gold)
+
+
+def _same_word_equation(answer: str, gold: str) -> bool | None:
+    """Return whether two equations between words are equal; None for other texts.
+
+    `MR=SRMC` is `SRMC=MR`, and not `MR=SMRC`.
+    """
+    own, wanted = sides(answer), sides(gold)
+    if len(own) != 2 or len(wanted) != 2 or not all(map(WORD.fullmatch, (*own, *wanted))):
+        return None
+    verdicts = {
+        conjunction(
+            one == other or same_words(one, other) for one, other in zip(own, each, strict=True)
+        )
+        for each in (wanted, wanted[::-1])
+    }
+    return True if True in verdicts else None if None in verdicts else False
 
 
 def _is_equation_to_solve(answer: str) -> bool:
@@ -263,8 +284,8 @@ def _equals_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra)
 def _agrees(part: str, chain_text: str, result: Reading, algebra: Algebra) -> bool | None:
     """Return whether `part = result` is true; True also for a part that has a variable or no value.
 
-    `7 = 8`, `\\pi = 3` and `5! = 100` are false. A decimal may be rounded: `\\sqrt{10} = 3.16`. The
-    numerals may have different bases: `1111_2 = 15_{10}`.
+    `7 = 8`, `\\pi = 3`, `5! = 100`, `\\infty = 5` and `x < 3 = 5` are false. A decimal may be
+    rounded: `\\sqrt{10} = 3.16`. The numerals may have different bases: `1111_2 = 15_{10}`.
     """
     reading = read_number(without_brackets(part))
     if reading is not None:
@@ -272,6 +293,8 @@ def _agrees(part: str, chain_text: str, result: Reading, algebra: Algebra) -> bo
         return same_number(value, replace(result, plain=False, base=None)) or rounds(
             result, reading.value
         )
+    if NO_VALUE.match(part):
+        return False
     if NAME.fullmatch(part) or _variables(part) or not COMPUTABLE.search(part):
         return True
     decimals = 0 if result.decimals is None and ABOUT in chain_text else result.decimals

@@ -92,8 +92,9 @@ class Collection:
 def collection(text: str, num_expected: int = 0) -> Collection | None:
     """Split a tidy text that is a list, tuple, interval or set; None for a single answer.
 
-    A comma before a space separates items. `1,200` is one number, with two exceptions: in brackets
-    without `, `, and where only two items give the total of `num_expected`.
+    A comma before a space separates items. `1,200` is one number, with two exceptions: where only
+    two items give the total of `num_expected`, and in brackets without `, ` unless `num_expected`
+    is 1, as in `(40,000)` for 40,000.
     """
     text = CONJUNCTION.sub(", ", text)
     opening, inner, closing = _enclosed(text) or ("", text, "")
@@ -195,6 +196,18 @@ def without_brackets(text: str) -> str:
                 break
         else:
             break
+    return text
+
+
+def without_outer_group(text: str) -> str:
+    """Return `(1,2)` for `\\{(1,2)\\}` and `((1,2))`; other texts, also sets of sets, unchanged."""
+    for _ in range(BRACKETS_MAX):
+        opening, inner, closing = _enclosed(text) or ("", "", "")
+        inner = inner.strip()
+        is_set_of_set = opening == "\\{" and is_set(inner)
+        if opening + closing not in ("()", "\\{\\}") or is_set_of_set or not _enclosed(inner):
+            break
+        text = inner
     return text
 
 

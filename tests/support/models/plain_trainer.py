@@ -7,17 +7,25 @@ code with `trainer/`.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from storage.records.batches import Batch, BatchRow
+from storage.records.batches import Batch
 from storage.records.weights import HostTensor
 from tests.support.models.trainer_cases import reference_model
 from trainer.config import TrainConfig
 from trainer.losses import LossConfig, M2po, PpoClip
+from trainer.losses.corrections import (
+    CorrectionConfig,
+    IcePop,
+    NoCorrection,
+    Rejection,
+    TisSequence,
+    TisToken,
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -31,6 +39,12 @@ class Token:
     advantage: float
     row: int
     """Place of its row in the minibatch."""
+    region: str
+    is_newest: bool
+    """Whether the version in training sampled it."""
+    reference: float | None = None
+    """Its log-probability by the reference model."""
+    correction: float = 1.0
 
     @property
     def log_ratio(self) -> float:
@@ -97,11 +111,73 @@ def token_loss(
     return loss, silenced
 
 
+def reference_distance(token: Token, estimator: str) -> Tensor:
+    """Return the estimate of the distance from the reference."""
+    assert token.reference is not None
+    ratio = math.exp(token.reference) / torch.exp(token.logprob)  # of the reference to the policy
+    match estimator:
+        case "k1":
+            return -torch.log(ratio)
+        case "k2":
+            return 0.5 * torch.log(ratio) ** 2
+        case _:
+            return torch.clamp(ratio - 1 - torch.log(ratio), max=10.0)
+
+
+def correction_weights(correction: CorrectionConfig, log_ratios: list[float]) -> list[float]:
+    """Return the weights of the tokens of one row; `log_ratios` are their log(p/b)."""
+    ratios = [math.exp(each) for each in log_ratios]
+    product = math.prod(ratios)
+    match correction:
+        case TisToken():
+            return [min(ratio, correction.cap) for ratio in ratios]
+        case TisSequence():
+            return [min(product, correction.cap)] * len(ratios)
+        case IcePop():
+            return [r if correction.low <= r <= correction.high else 0.0 for r in ratios]
+        case Rejection():
+            geometric_mean = product ** (1 / len(ratios))
+            farthest = max(max(ratio, 1 / ratio) for ratio in ratios)
+            ratio = geometric_mean if correction.ratio == "geometric_mean" else farthest
+            return [float(1 / correction.limit <= ratio <= correction.limit)] * len(ratios)
+        case _:
+            raise NotImplementedError(correction)
+
+
+def mismatch(tokens: list[Token]) -> dict[str, float]:
+    """Return the metrics of tokens whose log-probabilities no optimizer step has changed."""
+    newest = [token for token in tokens if token.is_newest]
+    named = sorted({token.region for token in newest} - {""})
+    metrics = {}
+    for suffix, some in [
+        ("", newest),
+        *((f"/{name}", [token for token in newest if token.region == name]) for name in named),
+    ]:
+        if some:
+            ratios = [math.exp(token.log_ratio) for token in some]
+            values = {
+                "mean_abs": mean([abs(token.log_ratio) for token in some]),
+                "k3": mean([ratio - 1 - math.log(ratio) for ratio in ratios]),
+                "ratio_max": max(max(ratio, 1 / ratio) for ratio in ratios),
+                "beyond_2x_share": mean([float(ratio > 2 or ratio < 0.5) for ratio in ratios]),
+                "tokens": float(len(some)),
+            }
+            metrics |= {f"trainer/mismatch/{name}{suffix}": each for name, each in values.items()}
+    return metrics
+
+
 class PlainTrainer:
     """Adam, clipping, warm-up, minibatches and losses of docs/extending/train_engine.md."""
 
-    def __init__(self, config: TrainConfig, weights: Mapping[str, HostTensor], seed: int) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        weights: Mapping[str, HostTensor],
+        seed: int,
+        reference: Mapping[str, HostTensor] | None = None,
+    ) -> None:
         self.config, self.seed = config, seed
+        self.reference = None if reference is None else reference_model(reference).double()
         self.model = reference_model(weights).double()
         self.parameters = dict(self.model.named_parameters())
         self.first = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
@@ -116,16 +192,41 @@ class PlainTrainer:
         lr = self.config.lr * warm
         advantages = self._advantages(batch)
         order = np.random.default_rng([self.seed, batch.step]).permutation(len(batch.rows))
+        parts = np.array_split(order, self.config.minibatches)
+        corrected = not isinstance(self.config.loss.correction, NoCorrection)
+        first = order if corrected else parts[0]
+        proximal = {number: self._tokens(batch, number, advantages[number], 0) for number in first}
+        measured = mismatch([token for number in first for token in proximal[number]])
+        weights = {
+            number: correction_weights(
+                self.config.loss.correction, [token.log_ratio for token in proximal[number]]
+            )
+            for number in (first if corrected else ())
+        }
         seen: list[Token] = []
         silenced = 0
+        distances: list[float] = []
         losses, norms, all_bounds = [], [], []
-        for part in np.array_split(order, self.config.minibatches):
+        for part in parts:
             tokens = [
                 token
                 for place, number in enumerate(part)
-                for token in self._tokens(batch.rows[number], advantages[number], place)
+                for token in self._tokens(batch, number, advantages[number], place)
             ]
+            if corrected:
+                old = [token.logprob.item() for number in part for token in proximal[number]]
+                factors = [factor for number in part for factor in weights[number]]
+                tokens = [
+                    replace(token, behaviour=behaviour, correction=factor)
+                    for token, behaviour, factor in zip(tokens, old, factors, strict=True)
+                ]
             loss, bounds, num_silenced = self._loss(tokens)
+            if self.config.reference is not None:
+                for token in tokens:
+                    distance = reference_distance(token, self.config.reference.estimator)
+                    distances.append(distance.item())
+                    weight = token.correction * _weight(self.config.loss, tokens, token)
+                    loss = loss + weight * self.config.reference.coefficient * distance
             gradients = dict(
                 zip(
                     self.parameters,
@@ -161,6 +262,13 @@ class PlainTrainer:
             "trainer/staleness/mean": mean(staleness),
             "trainer/staleness/max": max(staleness),
         }
+        metrics |= measured
+        if corrected:
+            factors = [factor for row in weights.values() for factor in row]
+            metrics["trainer/correction/weight_mean"] = mean(factors)
+            metrics["trainer/correction/zero_share"] = mean([float(f == 0) for f in factors])
+        if distances:
+            metrics["trainer/kl_reference"] = mean(distances)
         if all_bounds:
             metrics["trainer/clip_low"] = mean([low for low, _ in all_bounds])
             metrics["trainer/clip_high"] = mean([high for _, high in all_bounds])
@@ -175,16 +283,24 @@ class PlainTrainer:
         std = math.sqrt(mean([(each - mean(every)) ** 2 for each in every]))
         return [[(each - mean(every)) / (std + 1e-5) for each in row] for row in given]
 
-    def _tokens(self, row: BatchRow, advantages: list[float], place: int) -> list[Token]:
-        logits = self.model(
-            input_ids=torch.from_numpy(row.tokens).long()[None], use_cache=False
-        ).logits[0]
+    def _tokens(
+        self, batch: Batch, number: int, advantages: list[float], place: int
+    ) -> list[Token]:
+        row = batch.rows[number]
+        inputs = torch.from_numpy(row.tokens).long()[None]
+        logits = self.model(input_ids=inputs, use_cache=False).logits[0]
+        with torch.no_grad():
+            other = self.reference and self.reference(input_ids=inputs, use_cache=False).logits[0]
         positions = np.flatnonzero(row.loss_mask)
         results = []
         for position, advantage in zip(positions, advantages, strict=True):
             logprobs = torch.log_softmax(logits[position - 1] / row.temperature, dim=-1)
             entropy = -(logprobs.exp() * logprobs).sum().item()
             token = logprobs[int(row.tokens[position])]
+            reference = None
+            if other is not None:
+                by_reference = torch.log_softmax(other[position - 1] / row.temperature, dim=-1)
+                reference = by_reference[int(row.tokens[position])].item()
             results.append(
                 Token(
                     logprob=token,
@@ -192,6 +308,9 @@ class PlainTrainer:
                     behaviour=float(row.logprobs[position]),
                     advantage=advantage,
                     row=place,
+                    region=row.region,
+                    is_newest=bool(row.versions[position] == batch.step - 1),
+                    reference=reference,
                 )
             )
         return results
@@ -214,7 +333,7 @@ class PlainTrainer:
         for number, token in enumerate(tokens):
             if number not in dropped:
                 value, silenced = token_loss(token, bounds, loss.dual_clip)
-                total = total + _weight(loss, tokens, token) * value
+                total = total + token.correction * _weight(loss, tokens, token) * value
                 num_silenced += silenced
         return total, bounds, num_silenced
 

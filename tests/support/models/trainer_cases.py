@@ -30,6 +30,7 @@ MODEL_CONFIG: Json = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 64,
 }
+REGIONS = ("us-east", "eu", "")
 PPO = PpoClip()
 LINEAR = TrainConfig(
     loss=PPO, lr=1e4, eps=1e4, betas=(0.0, 0.0), weight_decay=0.0, grad_clip=1e9, publish_dtype="F32",
@@ -79,6 +80,9 @@ def sampled_batch(
 ) -> Batch:
     """Rows of 4 to 14 random tokens whose behaviour is `model`, up to `noise` in each
     log-probability.
+
+    Two regions and an unknown one sampled them; from step 2 on, the version before the newest
+    sampled the first token of every third row.
     """
     generator = np.random.default_rng([step, num_rows])
     rows = []
@@ -86,10 +90,13 @@ def sampled_batch(
         lengths = generator.integers(2, 5), generator.integers(2, 10)
         prompt, answer = (generator.integers(0, VOCAB, length).tolist() for length in lengths)
         plain = row(
-            SequenceKey(step, 0, number, 0), prompt=prompt, answer=answer, version=step - 1,
+            SequenceKey(number, 0, step, 0), prompt=prompt, answer=answer, version=step - 1,
             advantage=float(generator.normal()), reward=float(number % 2),
         )  # fmt: skip
-        plain = replace(plain, temperature=temperature)
+        plain = replace(plain, temperature=temperature, region=REGIONS[number % len(REGIONS)])
+        if step > 1 and number % 3 == 0:
+            plain.versions[len(prompt)] = step - 2
+            plain = replace(plain, min_version=step - 2)
         with torch.no_grad():
             own = np.concatenate([[0.0], reference_logprobs(model, plain).numpy()])
         moved = own + noise * generator.normal(size=own.shape)

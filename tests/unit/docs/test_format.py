@@ -23,13 +23,14 @@ from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.records.control import Stop
 from storage.records.progress import TrainerProgress
-from storage.run import base_models, checkpoints, evaluations, quarantine, shards
+from storage.run import base_models, checkpoints, evaluations, promotions, quarantine, shards
 from storage.run.checkpoints import CheckpointState
 from storage.run.runs import read_stop, request_stop
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
 from tests.support.checkout import ROOT
 from tests.support.runs.builders import tensors
+from tests.support.runs.promotable import gate_decision
 from tests.support.runs.true_run import MAX_STALENESS, POLICIES, STEPS, finished_run
 from tests.support.stores.stranger import (
     OVERWRITTEN,
@@ -78,6 +79,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run, "shards/00000099.arrow", "a shard file of 4 bytes is no readable Arrow file"
     )
     run.put(layout.REPORT, b"<html>")
+    promotions.create(store, gate_decision(1))
     return folder
 
 
@@ -463,9 +465,12 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         layout.retired: [layout.retired("solver", 4)],
         layout.merged_delta: [layout.merged_delta("solver", 4, 0)],
         layout.tag: [layout.tag("best")],
+        layout.promotion: [layout.promotion("NAME", 7)],
+        layout.promotions: [],
         layout.numbers: [],
         layout.merged_deltas: [],
         layout.is_shard: [],
+        layout.store_prefix: [],
         layout.policy_of_weights: [],
         layout.version_of: [],
     }
@@ -525,6 +530,7 @@ OBJECTS = {
     "evals/{versions}.arrow": "evals/solver-00000004_verifier-00000004.arrow",
     "heartbeats/{kind}/{id}.json": "heartbeats/trainer/trainer-solver.json",
     "quarantine/{key}.json": "quarantine/shards/00000099.arrow.json",
+    "promotions/{name}/{n:08d}.json": "../../promotions/tiny-1.7b/00000001.json",
 }
 """Section of the page → an object of the run that it describes."""
 KINDS = {"shards": "shard", "batches": "batch", "evals": "evaluation"}
@@ -604,7 +610,7 @@ def test_the_examples_of_the_page_have_correct_checksums() -> None:
         json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
     ]
     told = [example for example in examples if "checksum" in example]
-    assert len(told) == 8
+    assert len(told) == 9
     for example in told:
         zeroed = json.dumps({**example, "checksum": "0" * 32}, separators=(",", ":")).encode()
         assert xxhash.xxh3_128_hexdigest(zeroed) == example["checksum"]

@@ -6,10 +6,12 @@ from storage import plain_names
 from storage.coordination import heartbeats
 from storage.formats import arrow_sizes, json_objects, safetensors, tensor_set
 from storage.records import numbers, weights
-from storage.run import orders, runs
+from storage.records import promotions as promotion_records
+from storage.run import orders, promotions, runs
 from storage.store import backend, s3
 from storage.weights import delta_applier
 from storage.weights.codec import delta_blocks, delta_numpy
+from tasks.promotion import decision_log
 from tests.support.checkout import ROOT
 
 PAGE = " ".join((ROOT / "docs" / "format.md").read_text(encoding="utf-8").split())
@@ -39,6 +41,11 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"gap >> `low_bits`; {delta_numpy.ESCAPE}: the gap is in `wide_gaps`",
         f"the object has at most {heartbeats.BYTES_MAX:,} bytes. A reader",
         f"Texts are cut after {heartbeats.TEXT_MAX:,} characters.",
+        f"the user or the flow run; cut after {decision_log.BY_MAX} characters",
+        f"for people; cut after {decision_log.REASON_MAX:,} characters",
+        f"A team has 1 to {promotion_records.POLICIES_MAX} policies, a table at most "
+        f"{promotion_records.ROWS_MAX} rows, and a decision at most "
+        f"{promotions.DECISION_BYTES_MAX:,} bytes.",
     ],
 )
 def test_each_limit_on_the_page_equals_that_of_the_code(sentence: str) -> None:

@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,14 +24,15 @@ from tests.support.models.trainer_cases import (
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.engines.torch.host_tensors import to_torch
-from trainer.losses import LOSSES, CustomLoss
+from trainer.losses import LOSSES, CustomLoss, PpoClip
 from trainer.losses.aggregation import Aggregated
+from trainer.losses.corrections import CORRECTIONS, TisToken, check_weights
 
 PAGE = (ROOT / "docs" / "extending" / "losses.md").read_text(encoding="utf-8")
 
 
-def block(language: str) -> str:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)[0]
+def block(language: str, number: int = 0) -> str:
+    return str(re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)[number])
 
 
 @pytest.fixture
@@ -105,3 +107,30 @@ def test_the_page_names_every_loss_and_every_setting() -> None:
             1
         ] == ", ".join(settings)  # type: ignore[index]
     assert all(f"`{name}`" in PAGE for name in Aggregated.model_fields)
+
+
+def test_the_page_names_every_correction_and_every_setting() -> None:
+    page = PAGE.partition("## Corrections")[2]
+    for name, model in CORRECTIONS.items():
+        row = re.search(rf"^\| `{name}`[^|]*\|[^|]*\|([^|]*)\|", page, flags=re.MULTILINE)
+        assert row is not None, name
+        settings = [field for field in model.model_fields if field != "name"]
+        assert re.findall(r"`(\w+)`", row[1]) == settings
+        for field in settings:
+            default = model.model_fields[field].default
+            assert not isinstance(default, float) or f"`{field}` ({default:g})" in row[1]
+
+
+def test_the_correction_of_the_page_weighs_tokens() -> None:
+    scope: dict[str, Any] = {}
+    exec(block("python", 1), scope)  # the page's own text
+    weights_N = scope["InverseDistance"]().token_weights(
+        torch.tensor([-1.0, -1.0, -3.0]), torch.tensor([-1.0, -2.0, -2.0]), torch.tensor([0, 0, 1])
+    )
+    assert check_weights(weights_N, 3).tolist() == [1.0, 0.5, 0.5]
+
+
+def test_the_correction_in_a_recipe_of_the_page_is_read() -> None:
+    written = yaml.safe_load(block("yaml", 1))["loss"]
+    loaded = load("single_policy_tiny", {"policies.solver.train.loss": written})
+    assert loaded.policies["solver"].train.loss == PpoClip(correction=TisToken(cap=2.0))

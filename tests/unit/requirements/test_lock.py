@@ -35,6 +35,7 @@ def _version(entry: str) -> str:
 
 
 LOCKED, CUDA, TORCH = (_entries(name) for name in ("locked.txt", "cuda.txt", "torch.txt"))
+DEEPSPEED = _entries("deepspeed.txt")
 DECLARED = [
     *PROJECT["build-system"]["requires"],
     *PROJECT["project"]["dependencies"],
@@ -55,6 +56,17 @@ def test_each_locked_package_has_hashes() -> None:
     for entry in (*LOCKED.values(), *CUDA.values()):
         head, *hashes = entry.rstrip().split(" \\\n")
         assert re.fullmatch(r"[a-z0-9.-]+==[\w.+]+( ; .+)?", head), entry
+        assert len(hashes) >= 1, entry
+        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in hashes), entry
+
+
+def test_deepspeed_and_what_only_it_needs_are_locked_with_hashes() -> None:
+    (declared,) = map(Requirement, PROJECT["project"]["optional-dependencies"]["deepspeed"])
+    assert declared.specifier.contains(_version(DEEPSPEED[declared.name]))
+    assert DEEPSPEED.keys() == {"deepspeed", "einops", "hjson", "ninja", "py-cpuinfo"}
+    assert not DEEPSPEED.keys() & LOCKED.keys()
+    for entry in DEEPSPEED.values():
+        _, *hashes = entry.rstrip().split(" \\\n")
         assert len(hashes) >= 1, entry
         assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in hashes), entry
 

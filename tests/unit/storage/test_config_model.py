@@ -58,9 +58,22 @@ def _of(
 
 
 LOSS = "policies.solver.train.loss"
+ADAPTER = "policies.solver.train.adapter"
+OPTIMIZER = "policies.solver.train.optimizer"
 SELECTED: dict[str, dict[str, Any]] = {
     **{f"{LOSS}.{key}": {f"{LOSS}.name": "ppo_clip"} for key in ("clip_low", "clip_high")},
     "data.task_runner.workers": {"data.task_runner.name": "processes"},
+    **{
+        f"{LOSS}.correction.{key}": {f"{LOSS}.correction.name": name}
+        for key, name in (
+            ("cap", "tis_token"),
+            ("low", "icepop"),
+            ("high", "icepop"),
+            ("limit", "rejection"),
+        )
+    },
+    **{f"{ADAPTER}.{key}": {f"{ADAPTER}.name": "lora"} for key in ("rank", "alpha")},
+    **{f"{OPTIMIZER}.{key}": {f"{OPTIMIZER}.name": "muon"} for key in ("momentum", "ns_steps")},
 }
 """Key → what selects the variant that has it, where that is not the default."""
 NUMBERS = {".".join(path): info for path, info in _numbers(RunConfig)}

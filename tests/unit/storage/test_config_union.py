@@ -176,3 +176,15 @@ def test_a_marked_field_has_an_effect_with_one_or_any_value() -> None:
     assert not constant.is_met({})
     assert not tokens.is_met({})
     assert (constant.setting, tokens.setting) == ("aggregate: constant", "tokens")
+
+
+def test_a_marked_field_may_have_an_effect_with_several_values() -> None:
+    either = OnlyWith("lr_schedule", ("linear", "cosine"))
+    assert [
+        either.is_met({"lr_schedule": value}) for value in ("linear", "cosine", "constant")
+    ] == [
+        True,
+        True,
+        False,
+    ]
+    assert either.setting == "lr_schedule: linear or cosine"

@@ -78,3 +78,22 @@ def test_only_keys_in_the_weights_folder_of_a_policy_belong_to_its_weights() -> 
         "weights",
     )
     assert [layout.policy_of_weights(key) for key in keys] == ["solver", "", "", ""]
+
+
+def test_weights_of_another_run_belong_to_their_policy_there() -> None:
+    keys = (
+        "runs/one/weights/solver/00000001/manifest.json",
+        "runs/one/run.json",
+        "runs/weights/a/b",
+    )
+    assert [layout.policy_of_weights(key) for key in keys] == ["solver", "", ""]
+
+
+def test_the_store_of_a_run_is_above_its_folder() -> None:
+    assert {prefix: layout.store_prefix(prefix) for prefix in ("runs/a.b/", "x/runs/a/", "")} == {
+        "runs/a.b/": "",
+        "x/runs/a/": "x/",
+        "": "",
+    }
+    assert layout.store_prefix("xruns/a/") == "xruns/a/"
+    assert layout.store_prefix("runs/a/runs/b/") == "runs/a/"

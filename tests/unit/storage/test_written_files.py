@@ -26,7 +26,12 @@ WRITERS = {
     "tasks/maintenance/export_folder.py write os.replace": "renames what `write_inside` wrote, by the same names",
     "tasks/maintenance/export_folder.py write rmtree": "deletes the temporary folder of its own making",
     "rollout/rewards/math_judge.py main os.fdopen": "the judge's pipe",
-    "rollout/engines/sglang/server_process.py __init__ open": "the log, in a new folder of its own",
+    "trainer/engines/ranks/messages.py content_of os.fdopen": "a file in memory, without a name",
+    "storage/machine/temporary_folders.py temporary_folder rmtree": "the temporary folder of its own making",
+    "storage/machine/temporary_folders.py _delete_abandoned rmtree": "those of killed processes, by their prefix",
+    "storage/machine/gpus.py installed which": "looks for a program and writes nothing",
+    "storage/machine/gpu_locks.py _take os.open": "a lock in a folder of its own, named after a GPU of the machine",
+    "rollout/engines/sglang/server_process.py _launched open": "the log, in a new folder of its own",
 }
 """Every call that may write a file → why its name cannot come from a stored object."""
 MODES = frozenset("wax+")

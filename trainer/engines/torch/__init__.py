@@ -1,1 +1,1 @@
-"""The embedded train engine: packed sequences, AdamW, one process."""
+"""The train engine `torch`, in one process or on several ranks by FSDP2."""

@@ -4,28 +4,36 @@
 
 The body gives hidden states; the head is applied only to the positions that need it.
 
-Shape legend: B rows, T padded tokens, H hidden size, V vocabulary.
+Shape legend: B rows, T padded tokens, N loss tokens, H hidden size, V vocabulary.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import Embedding
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from storage.errors import AstraFlowError, ConfigError, CorruptError
 from storage.records.types import Json
 from storage.records.weights import HostTensor
+from trainer.engines.step.logprobs import token_logprobs
 from trainer.engines.torch.host_tensors import to_torch
 
 PROBE_TOKENS = 4
 HEAD_TOLERANCE = 1e-4
+PACKING_TOLERANCE = 1e-4
+"""Largest relative difference of the hidden states of a packed row."""
 NAMES_SHOWN_MAX = 5
 PARAMETERS_SPARE = 1000
 """Parameters that a skeleton may have beyond the given ones, so that missing ones are named."""
+TABLE_BYTES_MIN = 2**28
+"""So many bytes a model may compute for itself, however small its weights are."""
+Whole: TypeAlias = Callable[[str, Tensor], Tensor]
+"""(name, tensor) → the whole tensor, of which a rank may hold a part; all ranks take part."""
 _DROPOUT = re.compile("dropout|pdrop|layerdrop|drop_path|drop_rate|jitter_noise")
 """In the name of a setting of a model: the probability or the size of random changes in training.
 """
@@ -44,45 +52,94 @@ class HfModel:
         weights: Mapping[str, HostTensor],
         device: str,
         activation_checkpointing: bool,
+        precision: Literal["fp32", "bf16"] = "fp32",
+        attention: str = "sdpa",
+        packed: bool = False,
     ) -> None:
         """Build the model that `model_config` describes, with `weights` rounded to float32.
+
+        With `precision` bf16, the operands of matrix products are rounded to it. `attention` is
+        transformers' name of an implementation. `packed`: rows will be packed (see `packing.py`).
 
         Names of tied tensors may be given or left out. Memory is allocated after names and shapes
         were compared, so a `config.json` of absurd sizes allocates nothing.
 
         Raises:
             CorruptError: names or shapes of `weights` differ from the model's.
-            ConfigError: the device cannot be used, the model cannot be built, or it changes its
-                logits after the head.
+            ConfigError: the device cannot be used, the model cannot be built, it changes its logits
+                after the head, or its packed rows see each other.
         """
         self.device = _usable_device(device)
+        self._rounds = precision == "bf16"
+        _check_attention(attention)
         _check_fit(model_config, weights)
         self.model = _build(model_config).to(self.device)
         self.body = self.model.base_model
-        self.head = self.model.get_output_embeddings()
+        self.head: torch.nn.Linear = self.model.get_output_embeddings()
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         with torch.no_grad():
             for name, tensor in self.tensors().items():
                 tensor.copy_(to_torch(weights[name]))
         _check_head(self.model, self.vocab_size)
+        if packed:
+            _check_packing(self.model, self.vocab_size)
+        _set_attention(self.model, attention)
         self.model.train()  # gradient checkpointing is off in eval()
         if activation_checkpointing:
             self.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
 
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """[B, T] → [B, T, H]. Rows are right-padded: the causal mask alone excludes the padding."""
-        hidden_BTH: Tensor = self.body(input_ids=tokens_BT, use_cache=False).last_hidden_state
+    def hidden(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
+        """[B, T] → [B, T, H]. Without positions, rows are right-padded (see `packing.py`).
+
+        The causal mask alone excludes the padding. Given positions that begin again, transformers
+        makes the mask of packed rows from them.
+        """
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._rounds):
+            hidden_BTH: Tensor = self.body(
+                input_ids=tokens_BT, position_ids=positions_BT, use_cache=False
+            ).last_hidden_state
         return hidden_BTH
+
+    def logprobs(
+        self,
+        tokens_BT: Tensor,
+        source_N: Tensor,
+        target_N: Tensor,
+        temperature_N: Tensor,
+        positions_BT: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log-probability and entropy of each target, at the flat position before it.
+
+        The head is applied only to positions that predict a loss token, not to prompts.
+        """
+        hidden_BTH = self.hidden(tokens_BT, positions_BT)
+        hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, source_N)
+        operands = torch.bfloat16 if self._rounds else torch.float32
+        return token_logprobs(hidden_NH, self.head, target_N, temperature_N, operands)
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return the trained tensors by name, tied ones once."""
         return dict(self.model.named_parameters())
 
+    def embeddings(self) -> list[Tensor]:
+        """Return the matrices with a row for each token or position, the output head among them."""
+        tables = [module for module in self.model.modules() if isinstance(module, Embedding)]
+        return [self.head.weight, *(table.weight for table in tables)]
+
     def tensors(self) -> dict[str, Tensor]:
         """Return parameters and persistent buffers by state-dict name, tied ones by the first."""
         return _untied(self.model)
+
+    def saved(self, whole: Whole) -> Iterator[tuple[str, Tensor | HostTensor]]:
+        """Yield what a checkpoint has of the model, by name."""
+        for name, tensor in self.tensors().items():
+            yield name, whole(name, tensor)
+
+    def published(self, whole: Whole) -> Iterator[tuple[str, Tensor | HostTensor]]:
+        """Yield the tensors of a version, by name."""
+        return self.saved(whole)
 
 
 def _usable_device(name: str) -> torch.device:
@@ -98,6 +155,28 @@ def _usable_device(name: str) -> torch.device:
             "machine, such as cuda"
         ) from error
     return device
+
+
+def _check_attention(name: str) -> None:
+    """Raise ConfigError where the package of this implementation of attention is missing."""
+    from transformers.utils.import_utils import is_flash_attn_2_available
+
+    if name == "flash_attention_2" and not is_flash_attn_2_available():
+        raise ConfigError(
+            "train.attention: flash_attention_2 needs the package flash-attn and a GPU, which are "
+            "not available here; install it, or set attention: sdpa"
+        )
+
+
+def _set_attention(model: Any, name: str) -> None:
+    """Select an implementation of attention; ConfigError where the model does not support it."""
+    try:
+        model.set_attn_implementation(name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"train.attention: {name} cannot be used with models of type "
+            f"{model.config.model_type}: {error}; set attention: sdpa"
+        ) from error
 
 
 def _untied(model: Any) -> dict[str, Tensor]:
@@ -124,6 +203,7 @@ def _check_fit(model_config: Json, weights: Mapping[str, HostTensor]) -> None:
             "the weights do not fit the model's config.json, whose sizes are absurd: "
             f"{error.__cause__}"
         ) from error
+    _check_tables(skeleton, weights)
     tensors = _untied(skeleton)
     missing = tensors.keys() - weights.keys()
     unknown = weights.keys() - skeleton.state_dict().keys()
@@ -141,6 +221,21 @@ def _check_fit(model_config: Json, weights: Mapping[str, HostTensor]) -> None:
             raise CorruptError(
                 f"the weights do not fit the model's config.json, which {fault}: {_listed(names)}"
             )
+
+
+def _check_tables(skeleton: Any, weights: Mapping[str, HostTensor]) -> None:
+    """Raise CorruptError when the buffers of `skeleton` take far more memory than the weights.
+
+    A model computes them when it is built: masks, positions. They may grow with the square of a
+    size in `config.json`.
+    """
+    held = sum(tensor.bits.nbytes for tensor in weights.values())
+    needed = sum(buffer.nbytes for buffer in skeleton.buffers())
+    if needed > max(held, TABLE_BYTES_MIN):
+        raise CorruptError(
+            f"the weights do not fit the model's config.json: {held} bytes of weights, and tables "
+            f"of {needed} bytes that the model computes"
+        )
 
 
 @contextmanager
@@ -224,7 +319,7 @@ def _switch_off_dropout(config: Any) -> None:
 
 
 def _check_head(model: Any, vocab_size: int) -> None:
-    """Raise ConfigError for a model that scales or caps its logits after the output head.
+    """Raise ConfigError unless the logits are those of a linear output head, not scaled or capped.
 
     Cut into body and head, such a model would silently compute other logits. Called with the given
     weights: random ones may be so small that a scale or a cap makes no difference.
@@ -232,15 +327,44 @@ def _check_head(model: Any, vocab_size: int) -> None:
     model.eval()
     device = next(model.parameters()).device
     probe_BT = torch.arange(PROBE_TOKENS, device=device)[None] % vocab_size
+    head = model.get_output_embeddings()
     with torch.no_grad():
         logits_BTV = model(input_ids=probe_BT, use_cache=False).logits
         hidden_BTH = model.base_model(input_ids=probe_BT, use_cache=False).last_hidden_state
-        head_BTV = model.get_output_embeddings()(hidden_BTH)
-    if not torch.allclose(
-        logits_BTV, head_BTV, atol=HEAD_TOLERANCE, rtol=HEAD_TOLERANCE, equal_nan=True
-    ):
+        followed = isinstance(head, torch.nn.Linear) and torch.allclose(
+            logits_BTV, head(hidden_BTH), atol=HEAD_TOLERANCE, rtol=HEAD_TOLERANCE, equal_nan=True
+        )
+    if not followed:
         raise ConfigError(
-            f"models of type {model.config.model_type} change their logits after the output head, "
+            f"models of type {model.config.model_type} change their logits after a linear output "
+            "head, or have no such head, "
             "which train.engine: torch does not follow; choose another model, or another engine "
             "by its import path"
+        )
+
+
+def _check_packing(model: Any, vocab_size: int) -> None:
+    """Raise ConfigError for a model whose packed rows see each other.
+
+    Models with a mask of their own may ignore that positions begin again.
+    """
+    device = next(model.parameters()).device
+    first, second = (
+        torch.arange(start, start + PROBE_TOKENS, device=device) % vocab_size
+        for start in (0, PROBE_TOKENS)
+    )
+    positions_BT = torch.arange(PROBE_TOKENS, device=device).repeat(2)[None]
+    with torch.no_grad():
+        packed_BTH, alone_BTH = (
+            model.base_model(
+                input_ids=tokens_BT, position_ids=positions_BT[:, : tokens_BT.shape[1]],
+                use_cache=False,
+            ).last_hidden_state
+            for tokens_BT in (torch.cat([first, second])[None], second[None])
+        )  # fmt: skip
+    difference = (packed_BTH[:, PROBE_TOKENS:] - alone_BTH).norm()
+    if difference > PACKING_TOLERANCE * alone_BTH.norm():
+        raise ConfigError(
+            f"train.packing: packed cannot be used with models of type {model.config.model_type}: "
+            "packed rows change each other's hidden states; set packing: padded"
         )

@@ -27,6 +27,9 @@ _AS_BITS: dict[str, tuple[torch.dtype, type[np.unsignedinteger]]] = {
 }
 """Floats stored as unsigned integers: torch views them as signed ones, NumPy reinterprets those."""
 
+NOTHING = HostTensor("U8", (0,), np.zeros(0, dtype=np.uint8))
+"""In place of a tensor that is not used."""
+
 
 def to_host(tensor: Tensor, dtype: str | None = None) -> HostTensor:
     """Copy `tensor` to host memory, as `dtype` (BF16, F32, …) rounded to nearest even."""

@@ -63,7 +63,11 @@ def test_equal_rewards_have_advantage_zero() -> None:
         ([1.0], True),
         ([0.0, 0.0], True),
         ([-0.7, -0.7, -0.1 * 7], True),
-        ([0.0, 5e-324], False),  # relative: the scale is the workflow's choice
+        ([0.0, 5e-324], True),
+        ([0.0, 0.1 + 0.2 - 0.3], True),  # 6e-17
+        ([0.0, 1e-12], True),
+        ([0.0, 1.1e-12], False),  # relative above: the scale is the workflow's choice
+        ([-1e-12, 1e-12], False),
         ([1.0, 1.0 + 0.9e-6], True),
         ([1.0, 1.0 + 1.1e-6], False),
         ([-1.0, -1.0 - 0.9e-6], True),

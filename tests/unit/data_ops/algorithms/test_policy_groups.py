@@ -159,3 +159,9 @@ def test_a_token_outside_the_vocabulary_of_a_policy_is_refused_for_this_policy_o
     ]
     assert [row.key for row in verifier.rows] == [(0, 0, 0, 0)]
     assert verifier.refused == ()
+
+
+@pytest.mark.parametrize(("region", "stored"), [("us-east", "us-east"), ("", ""), ("a/b", "")])
+def test_rows_have_the_region_of_their_shard_if_it_is_a_name(region: str, stored: str) -> None:
+    (routed,) = route(replace(shard(), region=region), ["solver"], {})["solver"]
+    assert [row.region for row in routed.rows] == [stored, stored]

@@ -234,6 +234,23 @@ def test_fates_above_the_limit_of_a_batch_are_listed_in_the_next_batches(
     assert [entry.key.order for entry in second.ledger] == [2, 2, 2, 3, 3, 3]
 
 
+def test_replays_count_towards_the_limit_of_fates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "TABLE_ROWS_MAX", 6)
+    replayed = rows(9, 0, 0)
+
+    class Replays:
+        def arrange(self, draft: Draft) -> Draft:
+            return replace(draft, replays=replayed)
+
+    for samplers, listed in (([Edf()], (0, 2)), ([Edf(), Replays()], (2,))):
+        ledger = Ledger("solver", batch_size=4 if len(samplers) == 2 else 2, max_staleness=8)
+        ledger.ingest(0, (), filtered(0, 3))
+        ledger.ingest(2, rows(2, 0, 0), filtered(2, 1))
+        batch = ledger.assemble(samplers, 0, lambda count: replayed)
+        assert batch is not None
+        assert batch.shards == listed
+
+
 def test_a_restart_ingests_the_orders_again_that_a_batch_left_to_a_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

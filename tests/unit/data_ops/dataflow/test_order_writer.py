@@ -18,6 +18,20 @@ def ordering(run: ObjectStore, *curators: Curate) -> OrderWriter:
     return OrderWriter(run, stream, curators or (AcceptAll(),), prompts_per_order=2, seed=3)
 
 
+def test_a_run_begins_where_its_recipe_says_and_goes_on_from_its_orders(
+    memory_store: ObjectStore,
+) -> None:
+    def starting_at(position: int) -> OrderWriter:
+        stream = PromptStream(lambda index: Prompt(f"p/{index}", {"question": "?"}), None, 0)
+        start = {"epoch": 0, "position": position}
+        return OrderWriter(
+            memory_store, stream, (AcceptAll(),), prompts_per_order=2, seed=3, start=start
+        )
+
+    assert ids(write(memory_store, starting_at(7))) == ["p/7", "p/8"]
+    assert ids(write(memory_store, starting_at(7))) == ["p/9", "p/10"]
+
+
 def write(run: ObjectStore, writer: OrderWriter) -> Order:
     order = writer.draft(samples_per_prompt=4, now_s=12.5)
     orders.create(run, order)

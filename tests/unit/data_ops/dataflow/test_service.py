@@ -799,6 +799,30 @@ def test_the_stall_reason_of_failed_episodes_has_their_number_and_the_commonest_
     )
 
 
+def test_failures_before_a_trainable_group_are_not_part_of_the_stall_reason(
+    memory_store: ObjectStore,
+) -> None:
+    assembly = _assembly(memory_store)
+    early = episode(error="OSError: early", failure_kind=FailureKind.INFRASTRUCTURE)
+    late = episode(error="KeyError: late", failure_kind=FailureKind.WORKFLOW_BUG)
+    for order in range(3 * UNTRAINABLE_GROUPS):
+        assembly.ingest(IngestedShard.of(shard(group(early), order=order), _groups()))
+    kept = IngestedGroups(rows=(row(),), num_groups=1)
+    assembly.ingest(IngestedShard.of(shard(group(early), order=998), {"solver": kept}))
+    assert stall_reason([assembly]) == ""
+    for order in range(UNTRAINABLE_GROUPS):
+        assembly.ingest(IngestedShard.of(shard(group(late), order=1000 + order), _groups()))
+    assert stall_reason([assembly]) == (
+        f"the last {UNTRAINABLE_GROUPS} groups held nothing to train solver on: "
+        f"{UNTRAINABLE_GROUPS} of {UNTRAINABLE_GROUPS} episodes failed ({UNTRAINABLE_GROUPS} "
+        f"workflow_bug), {UNTRAINABLE_GROUPS} of them with KeyError: late"
+    )
+
+
+def _groups() -> dict[str, IngestedGroups]:
+    return {"solver": IngestedGroups(num_groups=1)}
+
+
 def damage_order(run: ObjectStore, number: int, is_lost: bool) -> None:
     if is_lost:
         run.delete(layout.order(number))

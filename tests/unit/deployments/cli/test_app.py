@@ -28,6 +28,9 @@ COMMANDS = (
     "export",
     "tag",
     "gc",
+    "promote",
+    "rollback",
+    "promotions",
     "doctor",
 )
 

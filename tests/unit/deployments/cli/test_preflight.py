@@ -77,6 +77,20 @@ def test_a_missing_package_and_a_missing_device_are_reported_together(
     )
 
 
+def test_members_that_cannot_share_a_gpu_of_this_machine_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "_has_cuda", lambda: True)
+    on_gpu = {"policies.solver.train.device": "cuda", "rollout.engine.device": "cuda"}
+    on_gpu |= {"evaluation.devices": [1]}
+    with pytest.raises(ConfigError) as caught:
+        preflight.refuse_what_this_machine_lacks(loader.load("single_policy_tiny", on_gpu))
+    assert str(caught.value).startswith("GPU 0 of this machine: trainer solver 1, a worker 1; ")
+    shares = {"policies.solver.train.device_share": 0.5, "rollout.engine.device_share": 0.5}
+    shared = loader.load("single_policy_tiny", on_gpu | shares)
+    preflight.refuse_what_this_machine_lacks(shared)
+
+
 def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(
     memory_store: ObjectStore,
 ) -> None:

@@ -35,6 +35,8 @@ LOOKS = (
     ("tag", "evil", "solver@0", "best"),
     ("tag", "evil"),
     ("export", "evil", "solver", "--out", "out"),
+    ("promote", "evil", "--version", "0"),
+    ("promotions",),
     ("gc", "evil"),
     ("gc", "evil", "--delete"),
 )

@@ -1,13 +1,25 @@
 import io
+import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from deployments.cli import tables
+from storage.records.promotions import (
+    DecisionKind,
+    GateRow,
+    GateVerdict,
+    PromotionDecision,
+    Requirement,
+    TeamVersion,
+)
+from storage.run.promotions import PromotionLog
 from storage.verify.ledger import LedgerCounts
 from storage.verify.verify import Verdict
 from storage.verify.violations import Invariant, Violation
 from tasks.monitoring.status import RunSummary
+from tasks.promotion.decision_log import fold
 from tests.unit.deployments.cli.test_live_view import _status
 
 BOOKS = LedgerCounts(batches=3, trained=384, replayed=1, filtered=20, expired=5, waiting=7)
@@ -98,3 +110,28 @@ def test_a_run_id_is_complete_in_a_narrow_terminal(run_id: str, width: int) -> N
     console.print(table)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
     assert "".join(line.split()[0] for line in lines if not line.startswith(" ")) == run_id
+
+
+def test_a_gate_decision_shows_the_gain_on_the_set_that_had_to_gain() -> None:
+    row = GateRow(
+        dataset="other", problems=9, champion_failed=0, candidate_failed=0, champion=0.5,
+        candidate=0.4, gain=-0.1, low=-0.2, high=0.0, p_value=0.9, requirement=Requirement.LOSS,
+        required=-0.3, passed=True, why="",
+    )  # fmt: skip
+    gained = replace(row, gain=0.031, requirement=Requirement.GAIN, low=math.nan)
+    decision = PromotionDecision(
+        name="tiny", number=1, kind=DecisionKind.PROMOTED, at_s=0.0, by="", reason="",
+        team={"solver": TeamVersion(run_id="tiny-1", version=1, digest="")},
+        gate=GateVerdict(passed=True, reason="", test="t", confidence=0.9, rows=(row, gained)),
+    )  # fmt: skip
+    log = PromotionLog("tiny", (decision,), {})
+    table = tables.promotions_table([(fold(log), log)])
+    assert [next(iter(column.cells)) for column in table.columns][3:7] == [
+        "promoted",
+        "champion",
+        "solver@1 of tiny-1",
+        "+3.1%",
+    ]
+    (listed,) = tables.promotions_json([(fold(log), log)])
+    assert listed["gate"]["rows"][1]["low"] is None
+    assert "write_id" not in listed

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from prefect.context import SyncClientContext
 from prefect.settings import (
     PREFECT_API_AUTH_STRING,
     PREFECT_API_REQUEST_TIMEOUT,
@@ -21,6 +22,7 @@ from prefect.settings import (
 from deployments.paths import PROJECT
 from deployments.registration import flow_runs, work_pools
 from deployments.registration.client import connected
+from deployments.registration.pools import Pool
 from deployments.servers import auth
 from deployments.stack import readiness
 from storage.errors import ConfigError, TransientError
@@ -64,6 +66,21 @@ def test_a_client_sends_the_current_secret_of_the_environment(
         assert client.request("GET", "/admin/version").json() == "3.8.8"
 
 
+def test_a_client_is_one_of_the_named_server_also_within_a_flow_run_of_another(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", SECRET)
+    with (
+        one_answer(200, b'"3.8.8"', "application/json") as other,
+        temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{other.port}/api"}),
+        SyncClientContext(),
+    ):
+        of_the_flow_run = [*other.requests]
+        with connected(server) as client:
+            assert client.request("GET", "/admin/version").json() == "3.8.8"
+        assert other.requests == of_the_flow_run
+
+
 def test_a_refusal_by_the_server_is_reported_with_the_variables_to_set(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +121,7 @@ STRANGE = {
         lambda url: flow_runs.read(url, "00000000-0000-4000-8000-000000000000"),
         lambda url: flow_runs.start(url, "astraflow/x", {}, "x", []),
         lambda url: flow_runs.cancel_all(url, "x", processes_alive=True),
-        lambda url: work_pools.create(url, "python", {}),
+        lambda url: work_pools.create_or_merge(url, {"control": Pool()}, "python", {}, ()),
         lambda url: readiness.worker_beats(url, ["control"]),
         lambda url: store_credentials.load("keys", url, COMMAND),
     ],

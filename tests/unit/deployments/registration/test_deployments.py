@@ -12,16 +12,15 @@ from prefect.exceptions import ParameterTypeError
 from prefect.utilities.callables import parameter_schema
 
 from deployments.paths import PROJECT
-from deployments.registration import deployments
+from deployments.registration import deployments, pools
 from deployments.registration.deployments import DEPLOYMENTS, Deployment
-from deployments.registration.work_pools import POOLS
 from storage.errors import ConfigError
 from tasks.recipes import loader
 from tasks.supervision.members import members_of
 
 
 def test_each_deployment_has_a_pool_with_a_worker() -> None:
-    assert {item.pool for item in DEPLOYMENTS} == {pool.name for pool in POOLS}
+    assert {item.pool for item in DEPLOYMENTS} == set(pools.load())
     assert max(Counter((item.flow, item.name) for item in DEPLOYMENTS).values()) == 1
 
 

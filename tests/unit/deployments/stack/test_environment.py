@@ -11,7 +11,7 @@ from deployments.stack import environment, state
 from deployments.stack.processes import MARK
 from deployments.stack.state import Stack
 from storage.errors import ConfigError
-from tests.support.http_servers import one_answer
+from tests.support.http_servers import one_answer, refusing_port
 
 
 @pytest.fixture
@@ -274,15 +274,13 @@ def test_a_command_sends_the_secret_to_our_own_server_only(
 def test_a_command_sends_the_secret_of_our_server_to_no_proxy(
     home: Home, secret: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state.save(home, replace(_stack(), prefect_url="http://127.0.0.1:1/api"))
-    monkeypatch.setenv("PREFECT_API_URL", "")
-    with one_answer(200, b"{}", "application/json") as proxy:
+    with refusing_port() as port, one_answer(200, b"{}", "application/json") as proxy:
+        url = f"http://127.0.0.1:{port}/api"
+        state.save(home, replace(_stack(), prefect_url=url))
+        monkeypatch.setenv("PREFECT_API_URL", "")
         monkeypatch.setenv(variable, f"http://127.0.0.1:{proxy.port}")
         environment.prepare(home)
-        with (
-            pytest.raises(ConfigError, match="does not respond"),
-            connected("http://127.0.0.1:1/api") as client,
-        ):
+        with pytest.raises(ConfigError, match="does not respond"), connected(url) as client:
             client.read_work_pools()
     assert proxy.requests == []
 

@@ -214,7 +214,7 @@ def test_up_sends_the_secret_for_the_stores_credentials_to_no_proxy(
 def test_the_stack_commands_do_not_import_torch(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_features, "_reports_bf16", lambda: True)
+    monkeypatch.setattr(cpu_features, "reports_bf16", lambda: True)
     monkeypatch.setattr(cpu_features, "survives_bf16", _breaks(AssertionError("asked")))
     assert up_down.settings(home, _stack(home))["ASTRAFLOW_STORE"] == home.store.as_uri()
 

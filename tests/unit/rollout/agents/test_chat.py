@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +118,71 @@ def test_a_tokenizer_without_a_template_gives_an_error_that_names_it() -> None:
     del files["chat_template.jinja"]
     with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
         load_chat(files)
+
+
+@pytest.mark.parametrize("class_name", ["PreTrainedTokenizerFast", "Qwen2TokenizerFast"])
+def test_a_tokenizer_file_outside_the_model_is_not_read(tmp_path: Path, class_name: str) -> None:
+    files = base_files()
+    path = _other_tokenizer(files, tmp_path)
+    settings = json.loads(files["tokenizer_config.json"]) | {
+        "tokenizer_class": class_name,
+        "tokenizer_file": path,
+        "vocab_file": str(tmp_path / "none.json"),
+    }
+    plain = {name: value for name, value in settings.items() if not name.endswith("_file")}
+    named, unnamed = (
+        load_chat({**files, "tokenizer_config.json": json.dumps(each).encode()})
+        for each in (settings, plain)
+    )
+    assert named.opening([user("7+8-3=?")]) == unnamed.opening([user("7+8-3=?")])
+    assert len(unnamed.opening([user("7+8-3=?")])) == len(QUESTION) + 3
+
+
+def _other_tokenizer(files: dict[str, bytes], folder: Path) -> str:
+    """Write a tokenizer that gives the tokens other numbers; return its path."""
+    other = json.loads(files["tokenizer.json"])
+    vocabulary = other["model"]["vocab"]
+    other["model"]["vocab"] = dict(zip(vocabulary, reversed(vocabulary.values()), strict=True))
+    (folder / "tokenizer.4.0.json").write_text(json.dumps(other))
+    (folder / "vocab.json").write_text(json.dumps(other["model"]["vocab"]))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return str(folder / "tokenizer.4.0.json")
+
+
+@pytest.mark.parametrize("class_name", ["PreTrainedTokenizerFast", "Qwen2TokenizerFast"])
+def test_no_settings_of_a_tokenizer_name_files_outside_the_model(
+    tmp_path: Path, class_name: str
+) -> None:
+    files = base_files()
+    path = _other_tokenizer(files, tmp_path)
+    settings = json.loads(files["tokenizer_config.json"]) | {"tokenizer_class": class_name}
+    plain = load_chat({**files, "tokenizer_config.json": json.dumps(settings).encode()})
+    for name, changes in (
+        ("tokenizer_config.json", settings | {"fast_tokenizer_files": [path]}),
+        ("special_tokens_map.json", {"tokenizer_file": path}),
+    ):
+        named = load_chat(
+            {
+                **files,
+                "tokenizer_config.json": json.dumps(settings).encode(),
+                name: json.dumps(changes).encode(),
+            }
+        )
+        assert named.opening([user("7+8-3=?")]) == plain.opening([user("7+8-3=?")])
+
+
+def test_a_vocabulary_outside_the_model_is_not_read(tmp_path: Path) -> None:
+    files = base_files()
+    _other_tokenizer(files, tmp_path)
+    paths = {"vocab": str(tmp_path / "vocab.json"), "merges": str(tmp_path / "merges.txt")}
+    del files["tokenizer.json"]
+    settings = json.loads(files["tokenizer_config.json"]) | {"tokenizer_class": "Qwen2Tokenizer"}
+    files["tokenizer_config.json"] = json.dumps(settings | paths).encode()
+    try:
+        tokens = load_chat(files).opening([user("7+8-3=?")])
+    except ConfigError:
+        tokens = []  # without a vocabulary of its own, the model may have no tokenizer
+    assert 349 not in tokens
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import pytest
 
 from rollout.config import EngineConfig
+from rollout.service.weight_loader import WeightLoader
 from rollout.service.weight_sync import WeightSync
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.formats.safetensors import weights_digest
@@ -29,7 +30,9 @@ async def test_without_a_newer_version_nothing_changes(
     memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter
 ) -> None:
     engine = await engine_at(memory_store, 1)
-    assert not await WeightSync(memory_store, "solver", engine, 0.1, heartbeat_writer).refresh()
+    assert not await WeightSync(
+        memory_store, "solver", WeightLoader(engine), 0.1, heartbeat_writer
+    ).refresh()
     assert engine.version == 1
 
 
@@ -39,7 +42,9 @@ async def test_the_newest_version_is_loaded_and_versions_between_are_skipped(
     engine = await engine_at(memory_store, 1)
     for version in (2, 3, 4):
         publisher.publish(memory_store, "solver", version, tensors(version))
-    assert await WeightSync(memory_store, "solver", engine, 0.1, heartbeat_writer).refresh()
+    assert await WeightSync(
+        memory_store, "solver", WeightLoader(engine), 0.1, heartbeat_writer
+    ).refresh()
     assert engine.version == 4
     assert (
         engine.digest(4)
@@ -58,7 +63,7 @@ async def test_damaged_weights_are_never_loaded_and_are_reported(
     engine = await engine_at(memory_store, 1)
     publisher.publish(memory_store, "solver", 2, tensors(2))
     spoil(memory_store, "solver", 2)
-    refresher = WeightSync(memory_store, "solver", engine, 0.1, heartbeat_writer)
+    refresher = WeightSync(memory_store, "solver", WeightLoader(engine), 0.1, heartbeat_writer)
     assert not await refresher.refresh()
     assert not await refresher.refresh()
     assert engine.version == 1

@@ -20,6 +20,9 @@ def body(**fields: object) -> bytes:
         ("head_dim", {"head_dim": 151_937}),
         ("n_embd", {"n_embd": 1e12}),
         ("num_labels", {"num_labels": 10**9}),
+        ("attention_types", {"attention_types": [[["global", "local"], 75_969]]}),
+        ("attention_types", {"attention_types": [[["a"], 10**5], [["a"], -(10**9)], ["b", 10**5]]}),
+        ("attention_types", {"attention_types": [[[], 10**12]]}),
         ("vocab_size", {"text_config": {"parts": [{"vocab_size": 10**4000}]}}),
     ],
 )
@@ -36,6 +39,7 @@ def test_sizes_of_the_tensors_and_other_numbers_are_accepted() -> None:
             vocab_size=151_936,
             num_hidden_layers=28,
             rope_theta=5_000_000,
+            attention_types=[[["global", "local"], 75_968], "x", [1]],
             max_position_embeddings=10**7,
             head_dim=None,
             use_cache=True,

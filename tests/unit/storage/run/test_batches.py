@@ -152,6 +152,38 @@ def test_a_batch_that_arrives_damaged_once_is_read_again(memory_store: ObjectSto
     assert batches.read(damages_first_reads(memory_store), "solver", 1).step == 1
 
 
+def test_the_region_of_each_order_is_read_back() -> None:
+    rows = [
+        replace(builders.row(key(order, number)), region=region)
+        for number, (order, region) in enumerate([(7, "eu"), (2, ""), (5, "us-east"), (3, "eu")])
+    ]
+    body = batches.encode(builders.batch(*rows, builders.row(key(7, 9))))
+    assert b'"regions":{"eu":[3,7],"us-east":[5]}' in body
+    regions = [row.region for row in batches.decode(body).rows]
+    assert regions == ["eu", "", "us-east", "eu", "eu"]  # a shard, so an order, has one region
+
+
+def test_the_first_region_of_an_order_is_stored() -> None:
+    rows = [replace(builders.row(key(7)), region=region) for region in ("us-east", "eu")]
+    assert [row.region for row in round_trip(builders.batch(*rows)).rows] == ["us-east", "us-east"]
+
+
+@pytest.mark.parametrize(
+    ("regions", "message"),
+    [
+        ({"../eu": (0,)}, "a batch has the region '../eu', which is not a valid name"),
+        ({"eu": (0,), "us": (1, 0)}, "a batch has order 0 in two regions"),
+    ],
+)
+def test_invalid_regions_are_corrupt(
+    regions: dict[str, tuple[int, ...]], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_regions", lambda rows: regions)
+    body = batches.encode(builders.batch())
+    with pytest.raises(CorruptError, match=message):
+        batches.decode(body)
+
+
 def test_unknown_and_misplaced_fates_are_corrupt() -> None:
     with pytest.raises(CorruptError, match=r"a batch has the unknown fates \['lost'\]"):
         round_trip(builders.batch(ledger=(LedgerEntry(key(1), "lost", ""),)))  # type: ignore[arg-type]  # the fault under test

@@ -1,4 +1,6 @@
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -7,6 +9,7 @@ from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import seal
 from storage.records.control import Stop
 from storage.records.types import Json
+from storage.records.weights import Origin
 from storage.run import runs
 from storage.run.runs import (
     check_restart,
@@ -18,8 +21,10 @@ from storage.run.runs import (
     read_run_config,
     read_stop,
     request_stop,
+    sibling,
 )
 from storage.store.object_store import ObjectStore
+from tests.support.stores.resealed import resealed
 
 CONFIG = {"seed": 0, "data": {"max_staleness": 8, "betas": [0.9, 0.999]}}
 
@@ -38,7 +43,51 @@ def test_the_configuration_of_a_run_is_read_back(memory_store: ObjectStore) -> N
         "created_s",
         "deployment",
         "config",
+        "origins",
     } == stored.keys()
+
+
+def test_a_run_of_an_earlier_release_has_no_origins(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "tiny-1", CONFIG)
+    body = run.get("run.json")
+    run.delete("run.json")
+    run.create("run.json", resealed(body, lambda fields: fields.pop("origins")))
+    assert read_run(run).origins == {}
+
+
+@pytest.mark.parametrize(
+    "changed", [{"run": "../x"}, {"run": ""}, {"policy": "a/b"}, {"version": -1}]
+)
+def test_an_origin_with_an_invalid_name_is_corrupt(
+    memory_store: ObjectStore, changed: dict[str, str | int]
+) -> None:
+    run = create_run(memory_store, "tiny-1", CONFIG)
+    origin = {"run": "one", "policy": "solver", "version": 3, "digest": "sha256:0"}
+
+    def put_origin(fields: dict[str, Any]) -> None:
+        fields["origins"] = {"solver": {**origin, **changed}}
+
+    body = run.get("run.json")
+    run.delete("run.json")
+    run.create("run.json", resealed(body, put_origin))
+    with pytest.raises(CorruptError, match="origins"):
+        read_run(run)
+
+
+def test_a_run_that_exists_keeps_its_origins(memory_store: ObjectStore) -> None:
+    first = Origin(run="one", policy="solver", version=3, digest="sha256:0")
+    run = create_run(memory_store, "tiny-1", CONFIG, origins={"solver": first})
+    create_run(memory_store, "tiny-1", CONFIG, origins={"solver": replace(first, version=4)})
+    assert read_run(run).origins == {"solver": first}
+
+
+def test_another_run_of_the_store_is_found_from_a_run(memory_store: ObjectStore) -> None:
+    one, two = (create_run(memory_store, run_id, CONFIG) for run_id in ("one", "two"))
+    assert sibling(one, "two") == two
+    with pytest.raises(ConfigError, match="cannot be a run id"):
+        sibling(one, "../two")
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        sibling(memory_store, "two")
 
 
 def test_the_same_id_with_the_same_config_joins_the_run(memory_store: ObjectStore) -> None:

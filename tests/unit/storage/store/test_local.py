@@ -445,3 +445,19 @@ def test_unfinished_files_are_those_unchanged_for_a_minimum_age(tmp_path: Path) 
     assert files.unfinished("", 100.5) == {"a/.tmp-1": 4}
     assert files.unfinished("a/b", 200.0) == {"a/b/.tmp-2": 4}
     assert files.unfinished("absent", 200.0) == {}
+
+
+def test_each_new_folder_above_the_root_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    LocalFiles(tmp_path / "x" / "y").create("a", b"")
+    above = [tmp_path.stat().st_ino, (tmp_path / "x").stat().st_ino]
+    assert synced[:2] == above

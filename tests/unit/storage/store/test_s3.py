@@ -1,6 +1,7 @@
 """Requests to an S3 server and the translation of its responses; the server is a script, s3fs is real."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -365,3 +366,69 @@ def test_the_connection_has_short_timeouts_and_no_retries(
         },
     }
     assert created == [expected, {**expected, "endpoint_url": "http://host:9000"}]
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> S3Objects:
+    """A store by the variables of the environment, at a port that refuses connections."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    return S3Objects(S3Location("bucket", "x"))
+
+
+EVERY_REQUEST: list[Callable[[S3Objects], object]] = [
+    lambda objects: objects.exists("frozen.json"),
+    lambda objects: objects.read("a"),
+    lambda objects: objects.read_part("a", 0, 1),
+    lambda objects: objects.create("a", b""),
+    lambda objects: objects.write("a", b""),
+    lambda objects: objects.delete("a"),
+    lambda objects: objects.list("", ""),
+]
+
+
+def test_a_missing_file_of_credentials_is_named_and_no_object_is_called_absent(
+    nowhere: S3Objects, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/x")
+    for request in EVERY_REQUEST:
+        with pytest.raises(ConfigError, match=f"there is no file {token}; correct the AWS_"):
+            request(nowhere)
+
+
+def test_a_missing_file_of_certificates_is_named(
+    nowhere: S3Objects, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://127.0.0.1:1")
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none.pem"))
+    with pytest.raises(ConfigError, match=r"none\.pem"):
+        nowhere.exists("a")
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.parametrize("address", ["nonsense", "http://", "http://me:s3cr3t@host", "ftp://host"])
+def test_an_endpoint_of_the_environment_that_is_no_address_is_refused(
+    nowhere: S3Objects, monkeypatch: pytest.MonkeyPatch, variable: str, address: str
+) -> None:
+    monkeypatch.setenv(variable, address)
+    with pytest.raises(
+        ConfigError, match=f"{variable} must look like https://host or http://host:9000"
+    ) as raised:
+        nowhere.exists("a")
+    assert "s3cr3t" not in str(raised.value)
+
+
+def test_an_endpoint_of_a_profile_that_is_no_address_is_refused(
+    nowhere: S3Objects, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text("[profile eu]\nendpoint_url = nonsense\n")
+    with pytest.raises(ConfigError, match="endpoint_url of the profile eu must look like"):
+        S3Objects(S3Location("bucket", profile="eu")).exists("a")

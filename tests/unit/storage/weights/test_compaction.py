@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -210,6 +211,28 @@ def test_a_complete_span_is_merged_once_in_the_background_and_close_waits_for_it
         assert merged == layout.merged_delta("solver", wanted, wanted - 8)
 
 
+def test_no_second_merge_begins_while_one_is_running(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_end = threading.Event(), threading.Event()
+    ends: list[int] = []
+
+    def merge(run: ObjectStore, policy: str, end: int, *_: object) -> bool:
+        ends.append(end)
+        began.set()
+        return may_end.wait()
+
+    monkeypatch.setattr(compaction, "merge", merge)
+    merger = compaction.BackgroundMerger(memory_store)
+    merger.merge_up_to("solver", 8)
+    began.wait()
+    merger.merge_up_to("solver", 16)
+    merger.merge_up_to("verifier", 8)
+    may_end.set()
+    merger.close()
+    assert ends == [8]
+
+
 def test_merging_has_a_minimum_size_and_a_maximum_share_of_the_single_deltas(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,20 +281,25 @@ def test_the_second_merger_deletes_only_its_own_files(
 
 @pytest.mark.usefixtures("pays")
 def test_whole_tensors_that_exceed_the_memory_limit_are_not_merged(
-    memory_store: ObjectStore,
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    versions = models(9, size=5000)
-    versions = [
-        {**item, **({"late": bf16(np.arange(30_000, dtype=np.uint16))} if v else {})}
-        for v, item in enumerate(versions)
-    ]
+    """A new tensor is stored whole once; three more begin as copies of it, and then differ."""
+    monkeypatch.setattr(compaction, "SHARE_MAX", 100.0)
+    late = np.arange(30_000, dtype=np.uint16)
+    versions = models(9, size=400_000)
+    for version in range(1, 9):
+        for copy in range(1 if version < 2 else 4):
+            bits = late.copy()
+            bits[copy] += version > 2
+            versions[version] = {**versions[version], f"late{copy}": bf16(bits)}
     loaded = publish(memory_store, versions)
     single = sum(
         delta.num_bytes for item in loaded[1:] for delta in update_path.path_deltas(item.manifest)
     )
-    assert single > 60_000
-    merges_with = compaction.merge(memory_store, "solver", 8, 0, memory_bytes=single)
-    assert merges_with == memory_store.exists(layout.merged_delta("solver", 8, 0))
+    assert 60_000 < single < 4 * 60_000
+    assert not compaction.merge(memory_store, "solver", 8, 0, memory_bytes=4 * 60_000 - 1)
+    assert merged_files(memory_store, 8) == []
+    assert compaction.merge(memory_store, "solver", 8, 0, memory_bytes=4 * 60_000)
 
 
 def test_tensors_that_the_manifest_does_not_list_are_refused(memory_store: ObjectStore) -> None:

@@ -10,10 +10,12 @@ import httpx
 import huggingface_hub
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from storage.errors import ConfigError
 from storage.formats.safetensors import to_safetensors
 from storage.records.weights import HostTensor
+from tasks.base_models.config import HubModel
 from tasks.base_models.folders import INDEX, WEIGHTS, read_model_folder, snapshot
 from tests.support.patience import PATIENCE_S
 
@@ -117,6 +119,12 @@ def test_truncated_weights_are_named(folder: Path):
         ConfigError, match=r"model\.safetensors cannot be read .* fetch the model again"
     ):
         read_model_folder(folder, silent)
+
+
+@pytest.mark.parametrize("hub", ["https://me:secret@huggingface.co/x", "https://h/x?token=secret"])
+def test_a_hub_model_with_a_credential_in_its_name_is_refused(hub: str) -> None:
+    with pytest.raises(ValidationError, match="contains a user, a password or a token"):
+        HubModel(hub=hub)
 
 
 def test_without_a_network_the_hub_is_a_configuration_error(tmp_path: Path):

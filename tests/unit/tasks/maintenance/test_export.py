@@ -6,9 +6,12 @@ import torch
 from safetensors import safe_open
 
 from storage.errors import ConfigError, CorruptError
+from storage.store.object_store import ObjectStore
 from tasks.maintenance import export_folder
 from tasks.maintenance.export import export_model
+from tests.support.runs.adapter_versions import A, B, W, drawn, publish_adapters
 from tests.support.runs.small_run import SmallRun
+from trainer.engines.torch.host_tensors import to_torch
 
 
 def test_an_exported_folder_has_the_weights_of_its_version_and_the_extra_files(
@@ -23,6 +26,16 @@ def test_an_exported_folder_has_the_weights_of_its_version_and_the_extra_files(
         assert file.metadata() == {"format": "pt", "written_by": "astraflow export"}
         assert file.keys() == ["w"]
         assert file.get_tensor("w").view(dtype=torch.int16).tolist() == [1, 2]
+
+
+def test_an_adapter_is_exported_merged(tmp_path: Path, memory_store: ObjectStore) -> None:
+    base = publish_adapters(memory_store)
+    assert export_model(memory_store, "solver", 2, tmp_path) == 2
+    w, a, b = (to_torch({**base, **drawn(seed=2), W: base[W]}[name]).float() for name in (W, A, B))
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert sorted(file.keys()) == [W, "norm.weight"]
+        assert torch.allclose(file.get_tensor(W).float(), w + 1.5 * (b @ a), rtol=0.01, atol=1e-3)
+        assert file.get_tensor(W).dtype == torch.bfloat16
 
 
 def test_an_export_of_a_missing_version_names_the_newest(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from tasks.recipes.run_config import RunConfig
 from tests.support.runs import builders
 from tests.support.runs.builders import mirror_next
 from tests.support.stores.strange_objects import strange, take_place
+from trainer.losses.reference_kl import ReferenceKl
 
 LAST = 9
 WANTED = Retention(last=2, every=0, grace_s=0.0)
@@ -84,6 +85,16 @@ def test_a_dry_run_changes_nothing_and_its_plan_is_executed_at_home_then_in_the_
         {},
         {},
     )
+
+
+def test_the_reference_of_a_trainer_is_kept(store: ObjectStore) -> None:
+    run, config = make_run(store, "one")
+    policy = config.policies["solver"]
+    train = policy.train.model_copy(update={"reference": ReferenceKl(version=3)})
+    policies = {"solver": policy.model_copy(update={"train": train})}
+    referring = config.model_copy(update={"policies": policies})
+    garbage_collection.remove(garbage_collection.survey(run, "one", referring, WANTED))
+    assert data(run) == [0, 3, LAST - 1, LAST]
 
 
 def test_an_unreachable_mirror_is_reported_and_the_next_gc_finishes_it(

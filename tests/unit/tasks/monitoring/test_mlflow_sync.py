@@ -17,22 +17,6 @@ pytestmark = pytest.mark.filterwarnings(
 )  # MLflow's own imports and database layer warn; none of it is ours
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """An MLflow database with its tables: creating them takes seconds, copying them almost no time."""
-    from mlflow.tracking import MlflowClient
-
-    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
-    return file.read_bytes()
-
-
-@pytest.fixture
-def uri(tmp_path: Path, empty_database: bytes) -> str:
-    (tmp_path / "mlflow.db").write_bytes(empty_database)
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
-
-
 class Seen:
     """The run's data in MLflow, read through its own client."""
 

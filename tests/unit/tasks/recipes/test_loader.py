@@ -12,6 +12,7 @@ from tasks.recipes import yaml_file
 from tasks.recipes.loader import absolute_paths, known_recipes, load, portable
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.source import dump, parse
+from tests.support.checkout import ROOT
 from trainer.losses import CustomLoss, M2po, PpoClip
 
 RECIPE = """\
@@ -41,7 +42,16 @@ def with_line(after: str, *lines: str) -> str:
     return head + after + "\n" + "".join(line + "\n" for line in lines) + tail
 
 
-@pytest.mark.parametrize("name", ["multi_policy_tiny", "single_policy_tiny", "gsm8k_qwen3"])
+RECIPES = sorted(path.stem for path in ROOT.glob("recipes/*.yaml"))
+
+
+def test_the_recipes_for_gpus_are_shipped() -> None:
+    assert {"gsm8k_qwen3", "math_qwen3_1.7b", "math_qwen3_8b", "math_multi_agent_qwen3_8b"} < {
+        *RECIPES
+    }
+
+
+@pytest.mark.parametrize("name", RECIPES)
 def test_each_shipped_recipe_is_valid(name: str) -> None:
     config = load(name)
     assert "solver" in config.policies
@@ -103,8 +113,8 @@ def test_all_errors_are_reported_together_in_line_order() -> None:
     assert error_of(text + "colour: red\n").splitlines() == [
         "recipe: 3 problems",
         "  recipe, line 2: steps: must be greater than or equal to 1, not 0",
-        "  recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub and custom; "
-        "found tiny and path",
+        "  recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub, custom, run "
+        "and registered; found tiny and path",
         "  recipe, line 12: colour: unknown key; known keys here: data, evaluation, log_level, "
         "name, policies, rollout, "
         "seed, steps, supervise, tracking",
@@ -336,8 +346,8 @@ def test_a_section_without_a_valid_variant_is_reported_with_a_list_of_variants()
         "none"
     )
     assert error_of(RECIPE.replace("{tiny: {}}", "{path: null}")) == (
-        "recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub and custom; "
-        "found none"
+        "recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub, custom, run "
+        "and registered; found none"
     )
 
 
@@ -810,7 +820,7 @@ def test_unknown_engines_and_rewards_are_reported_with_lists_of_names() -> None:
         },
     )
     for key, known in (
-        ("policies.solver.train.engine", "torch"), ("rollout.engine.name", "torch"), ("rollout.workflow.reward", "math"),
+        ("policies.solver.train.engine", "deepspeed, torch"), ("rollout.engine.name", "sglang, torch"), ("rollout.workflow.reward", "math"),
     ):  # fmt: skip
         assert f"--set {key}: '" in message
         assert f"is not known; use one of {known}, or an import path" in message
@@ -995,11 +1005,11 @@ def test_sglang_servers_by_url_serve_one_engine(changes: dict[str, object], engi
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("127.0.0.1:30000", "must be an address with a port"),
-        ("http://127.0.0.1", "must be an address with a port"),
-        ("http://127.0.0.1:99999", "must be an address with a port"),
-        ("http://[::1", "must be an address with a port"),
-        ("ftp://127.0.0.1:21", "must be an address with a port"),
+        ("127.0.0.1:30000", "must be an address of this machine with a port"),
+        ("http://127.0.0.1", "must be an address of this machine with a port"),
+        ("http://127.0.0.1:99999", "must be an address of this machine with a port"),
+        ("http://[::1", "must be an address of this machine with a port"),
+        ("ftp://127.0.0.1:21", "must be an address of this machine with a port"),
         ("http://user:secret@127.0.0.1:30000", "set ASTRAFLOW_SGLANG_API_KEY instead"),
     ],
 )
@@ -1043,3 +1053,25 @@ def test_a_very_long_key_is_shortened_in_the_message() -> None:
     assert "aaa…" in error
     assert "unknown key" in error
     assert len(error) < 1000
+
+
+def test_a_schedule_of_the_learning_rate_ends_with_the_run_unless_it_has_an_end() -> None:
+    falling = with_line("    batch_size: 32", "    train: {lr_schedule: cosine, warmup_steps: 3}")
+    assert load(falling).policies["solver"].train.schedule_steps == 10
+    assert load(falling, {"steps": 25}).policies["solver"].train.schedule_steps == 25
+    default = falling.replace("steps: 10\n", "", 1)
+    assert load(default).policies["solver"].train.schedule_steps == 80
+    with_end = falling.replace("cosine,", "cosine, schedule_steps: 7,")
+    assert load(with_end).policies["solver"].train.schedule_steps == 7
+    assert load(RECIPE).policies["solver"].train.schedule_steps is None
+
+
+def test_a_share_of_the_learning_rate_without_a_schedule_is_refused() -> None:
+    assert (
+        "policies.solver.train.lr_min_share: has no effect with lr_schedule: constant"
+        in error_of(with_line("    batch_size: 32", "    train: {lr_min_share: 0.1}"))
+    )
+    error = error_of(
+        with_line("    batch_size: 32", "    train: {lr_schedule: linear, warmup_steps: 10}")
+    )
+    assert "schedule_steps 10 is not above warmup_steps 10" in error

@@ -1,4 +1,4 @@
-from deployments.registration.work_pools import POOLS
+from deployments.registration import pools
 from tasks.supervision.awaited import ROLLOUT_POOL, Awaited, words
 from tasks.supervision.members import FlowRunPhase
 
@@ -42,4 +42,4 @@ def test_after_a_minute_a_region_without_a_worker_is_reported_with_the_start_com
 
 
 def test_the_command_names_a_registered_pool() -> None:
-    assert ROLLOUT_POOL in {pool.name for pool in POOLS}
+    assert ROLLOUT_POOL in set(pools.load())

@@ -672,7 +672,7 @@ def test_a_base_model_without_its_config_is_named(memory_store: ObjectStore) -> 
 
 
 def test_an_unknown_engine_is_named_with_a_list_of_engines(run: ObjectStore) -> None:
-    with pytest.raises(ConfigError, match="'tourch' is not known; use one of torch"):
+    with pytest.raises(ConfigError, match="'tourch' is not known; use one of deepspeed, torch,"):
         trained(run, steps=1, config=CONFIG.model_copy(update={"engine": "tourch"}))
 
 

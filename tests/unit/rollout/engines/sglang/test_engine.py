@@ -4,10 +4,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import pytest
 
 from rollout.config import EngineConfig, SglangConfig
-from rollout.engines.engine import EngineFailedError, SamplingParams
+from rollout.engines.engine import EngineFailedError, RequestRefusedError, SamplingParams
+from rollout.engines.sglang import server
 from rollout.engines.sglang.engine import ABORTS_MAX, SglangRolloutEngine
+from rollout.engines.sglang.server import CUTS_MAX
+from rollout.service.episode_failures import broken_engine, failed_episode
 from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
+from storage.records.rollouts import FailureKind
+from storage.records.types import Json
 from storage.records.weights import HostTensor
 from tests.support.models.chain_model import CONFIG, counting
 from tests.support.sglang_peer import Peer, counted, sglang_peer
@@ -36,6 +41,7 @@ async def engine_at() -> AsyncIterator[MakeEngine]:
     made: list[SglangRolloutEngine] = []
 
     async def make(peers: list[Peer], **sglang: object) -> SglangRolloutEngine:
+        sglang = {"check_every": 0} | sglang
         settings = SglangConfig(urls=tuple(peer.url for peer in peers), **sglang)
         config = EngineConfig(name="sglang", max_concurrent=4, max_tokens=64, sglang=settings)
         made.append(SglangRolloutEngine(config, CONFIG))
@@ -45,6 +51,21 @@ async def engine_at() -> AsyncIterator[MakeEngine]:
     yield make
     for engine in made:
         await engine.close()
+
+
+def started(peer: Peer, model: Json = CONFIG) -> SglangRolloutEngine:
+    """Return an engine without weights."""
+    config = EngineConfig(name="sglang", max_tokens=64, sglang=SglangConfig(urls=(peer.url,)))
+    return SglangRolloutEngine(config, model)
+
+
+def lose(peer: Peer) -> Callable[[Json], None]:
+    """A reply of a server that is started again without weights: none."""
+
+    def reply(_: Json) -> None:
+        peer.label = "default"
+
+    return reply
 
 
 def changed(tensors: dict[str, HostTensor], *names: str) -> dict[str, HostTensor]:
@@ -134,21 +155,99 @@ async def test_a_refused_update_keeps_the_version_and_continues_generation(
 
 
 async def test_a_request_to_a_lost_server_is_asked_again_after_all_weights_are_loaded(
-    peer: Peer, engine_at: MakeEngine
+    peer: Peer, engine_at: MakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = await engine_at([peer])
-    peer.replies["/generate"] = [lambda _: None]
+    peer.replies["/generate"] = [lose(peer)]
     answer = await engine.generate([1], THREE)
     assert answer.tokens.tolist() == [2, 3, 4]
     assert peer.tensors == [sorted(counting(1))] * 2
     assert peer.paths()[-2:] == ["/continue_generation", "/generate"]
+    assert f"was lost: the SGLang server at {peer.url} does not answer" in caplog.text
+
+
+async def test_a_request_whose_connection_was_cut_is_asked_again_without_new_weights(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    peer.replies["/generate"] = [lambda _: None] * CUTS_MAX
+    assert (await engine.generate([1], THREE)).tokens.tolist() == [2, 3, 4]
+    assert peer.tensors == [sorted(counting(1))]
+
+
+async def test_a_server_that_cuts_connection_after_connection_is_lost(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    peer.replies["/generate"] = [lambda _: None] * (CUTS_MAX + 1)
+    assert (await engine.generate([1], THREE)).tokens.tolist() == [2, 3, 4]
+    assert peer.tensors == [sorted(counting(1))] * 2
+    peer.replies["/generate"] = [lambda _: None] * 99
+    with pytest.raises(EngineFailedError, match="does not answer"):
+        await engine.generate([1], THREE)
+
+
+async def test_an_update_whose_connection_was_cut_is_repeated_with_all_tensors(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    first = counting(1)
+    engine = await engine_at([peer])
+    await engine.load(1, first)
+    peer.tensors.clear()
+    peer.replies["/update_weights_from_disk"] = [lambda _: None]
+    await engine.load(2, changed(first, "lm_head.weight"))
+    assert peer.tensors == [["lm_head.weight"], sorted(first)]
+    assert peer.label.endswith("-2")
+
+
+async def test_a_request_during_an_update_shares_its_prefix_with_no_other(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer])
+    loop, updating, asked = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def wait(_: Json) -> tuple[int, Json]:
+        loop.call_soon_threadsafe(updating.set)
+        asyncio.run_coroutine_threadsafe(asked.wait(), loop).result()
+        return 200, {}
+
+    peer.replies["/update_weights_from_disk"] = [wait]
+    load = asyncio.ensure_future(engine.load(1, counting(2)))
+    await updating.wait()
+    peer.calls.clear()
+    await asyncio.gather(*(engine.generate([1], THREE) for _ in range(2)))
+    asked.set()
+    await load
+    during = [body["extra_key"] for path, body in peer.calls if path == "/generate"]
+    assert during == [body["rid"] for path, body in peer.calls if path == "/generate"]
+    assert len(set(during)) == 2
+    peer.label = peer.label.replace("-0", "-1")
+    peer.calls.clear()
+    await asyncio.gather(*(engine.generate([1], THREE) for _ in range(2)))
+    assert [body["extra_key"] for _, body in peer.calls] == [peer.label] * 2
+
+
+async def test_programs_of_a_recipe_need_the_permission_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    named = [
+        SglangConfig(python="/opt/python"),
+        SglangConfig(server_args=("--attention-backend", "fa3")),
+    ]
+    monkeypatch.setenv("ASTRAFLOW_IMPORT_ALLOW", "my_package")
+    for sglang in named:
+        with pytest.raises(ConfigError, match="ASTRAFLOW_IMPORT_ALLOW does not allow that here"):
+            SglangRolloutEngine(EngineConfig(name="sglang", sglang=sglang), CONFIG)
+    monkeypatch.setenv("ASTRAFLOW_IMPORT_ALLOW", "my_package,sglang")
+    for sglang in (*named, SglangConfig()):
+        assert SglangRolloutEngine(EngineConfig(name="sglang", sglang=sglang), CONFIG).version == -1
 
 
 async def test_requests_that_lose_one_server_together_restart_it_once(
     peer: Peer, engine_at: MakeEngine
 ) -> None:
     engine = await engine_at([peer])
-    peer.replies["/generate"] = [lambda _: None] * 3
+    peer.replies["/generate"] = [lose(peer)] * 3
     answers = await asyncio.gather(*(engine.generate([token], THREE) for token in (1, 2, 3)))
     assert [answer.tokens.tolist() for answer in answers] == [[2, 3, 4], [3, 4, 5], [4, 5, 6]]
     assert len(peer.tensors) == 2
@@ -168,13 +267,40 @@ async def test_a_request_that_is_asked_while_a_lost_server_starts_waits_for_it(
         loop.call_soon_threadsafe(loading.set)
         asyncio.run_coroutine_threadsafe(more_asked.wait(), loop).result()
 
-    peer.replies["/generate"] = [*[lambda _: None] * 3, last_is_lost]
+    peer.replies["/generate"] = [*[lose(peer)] * 3, last_is_lost]
     peer.replies["/update_weights_from_disk"] = [slow_update]
     first = asyncio.ensure_future(engine.generate([1], THREE))
     await loading.wait()
     later = [asyncio.ensure_future(engine.generate([token], THREE)) for token in (2, 3, 4)]
     answers = await asyncio.gather(first, *later)
     assert [answer.tokens.tolist()[0] for answer in answers] == [2, 3, 4, 5]
+
+
+async def test_a_server_that_a_load_replaced_is_not_replaced_again_for_its_lost_requests(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    first = counting(1)
+    engine = await engine_at([peer])
+    await engine.load(1, first)
+    loop = asyncio.get_running_loop()
+    updating, lost = asyncio.Event(), asyncio.Event()
+
+    def lose_after_the_request(_: dict[str, object]) -> None:
+        loop.call_soon_threadsafe(updating.set)
+        asyncio.run_coroutine_threadsafe(lost.wait(), loop).result()
+
+    def lose(_: dict[str, object]) -> None:
+        loop.call_soon_threadsafe(lost.set)
+
+    peer.tensors.clear()
+    peer.replies["/update_weights_from_disk"] = [lose_after_the_request]
+    peer.replies["/generate"] = [lose]
+    load = asyncio.ensure_future(engine.load(2, changed(first, "lm_head.weight")))
+    await updating.wait()
+    answer = await engine.generate([1], THREE)
+    await load
+    assert answer.tokens.tolist() == [2, 3, 4]
+    assert peer.tensors == [["lm_head.weight"], sorted(first)]
 
 
 async def test_a_server_whose_replacement_was_not_awaited_gets_all_tensors(
@@ -188,7 +314,7 @@ async def test_a_server_whose_replacement_was_not_awaited_gets_all_tensors(
     def fail(_: dict[str, object]) -> None:
         loop.call_soon_threadsafe(updating.set)
 
-    peer.replies["/generate"], peer.replies["/update_weights_from_disk"] = [lambda _: None], [fail]
+    peer.replies["/generate"], peer.replies["/update_weights_from_disk"] = [lose(peer)], [fail]
     request = asyncio.ensure_future(engine.generate([1], THREE))
     await updating.wait()
     request.cancel()
@@ -244,13 +370,77 @@ async def test_the_versions_of_servers_that_were_updated_before_a_failure_are_kn
 async def test_the_first_weights_must_be_those_of_the_model(
     peer: Peer, change: dict[str, HostTensor | None], message: str
 ) -> None:
-    config = EngineConfig(name="sglang", max_tokens=64, sglang=SglangConfig(urls=(peer.url,)))
-    engine = SglangRolloutEngine(config, CONFIG)
+    engine = started(peer)
     given = {name: tensor for name, tensor in (counting(1) | change).items() if tensor}
     with pytest.raises(ConfigError, match=message):
         await engine.load(0, given)
     assert peer.tensors == []
     await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [(10**9, "num_hidden_layers is 1000000000"), (60_000, "has more than")],
+)
+async def test_a_config_json_of_absurd_sizes_is_refused_before_a_server_loads_anything(
+    peer: Peer, layers: int, message: str
+) -> None:
+    engine = started(peer, {**CONFIG, "num_hidden_layers": layers})
+    with pytest.raises(ConfigError, match=message):
+        await engine.load(0, counting(1))
+    assert peer.calls == []
+    assert engine.server_pids() == []
+    await engine.close()
+
+
+async def test_a_kernel_of_the_hub_in_a_config_json_is_not_loaded(peer: Peer) -> None:
+    engine = started(peer, {**CONFIG, "attn_implementation": "kernels-community/evil"})
+    await engine.load(0, counting(1))
+    assert engine.version == 0
+    await engine.close()
+
+
+async def test_tensors_that_a_server_holds_are_loaded_again_at_the_start_and_then_in_turn(
+    peer: Peer, engine_at: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = counting(1)
+    names = list(tensors)
+    monkeypatch.setattr(server, "COMPARED_BYTES", 1)
+    engine = await engine_at([peer], check_every=2)
+    assert peer.tensors == [sorted(tensors)] * 2
+    assert [body["weight_version"] for path, body in peer.calls if "update" in path] == [
+        peer.label
+    ] * 2
+    peer.tensors.clear()
+    for version in range(1, 2 * len(names) + 3):
+        await engine.load(version, tensors := changed(tensors, names[-1]))
+    compared = [sent[0] for sent in peer.tensors[2::3]]
+    assert compared == [*names, names[0]]
+    assert peer.tensors[:2] == [sorted(tensors), [names[-1]]]
+
+
+async def test_a_server_that_holds_other_weights_than_it_was_given_ends_the_engine(
+    peer: Peer, engine_at: MakeEngine
+) -> None:
+    engine = await engine_at([peer], check_every=1)
+    tensors = counting(2)
+    await engine.load(1, tensors)
+    peer.held["lm_head.weight"] = "other"
+    with pytest.raises(EngineFailedError, match="weight on device 0 among them"):
+        await engine.load(2, changed(tensors, "model.norm.weight"))
+    with pytest.raises(EngineFailedError, match="did not hold the weights"):
+        await engine.generate([1], THREE)
+
+
+async def test_a_server_that_cannot_give_digests_is_not_compared(
+    peer: Peer, engine_at: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer.replies["/weights_checker"] = [lambda _: (404, {"detail": "Not Found"})]
+    engine = await engine_at([peer], check_every=1)
+    await engine.load(1, counting(2))
+    assert "are not compared" in caplog.text
+    assert peer.paths().count("/weights_checker") == 1
+    assert len(peer.tensors) == 2
 
 
 async def test_a_server_that_another_client_left_paused_is_continued(
@@ -384,3 +574,38 @@ async def test_prompts_share_cached_prefixes_within_one_version_only(
     await engine.generate([1], THREE)
     keys = [body["extra_key"] for path, body in peer.calls if path == "/generate"]
     assert [key.rpartition("-")[2] for key in keys[PROBES:]] == ["0", "1"]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_a_refused_request_fails_alone(
+    peer: Peer, engine_at: MakeEngine, status: int
+) -> None:
+    engine = await engine_at([peer])
+    peer.replies["/generate"] = [lambda _: (status, {"error": "the prompt is too long"})]
+    words = rf"a request of 2 tokens for 3 more was refused: .*{status} .*the prompt is too long"
+    with pytest.raises(RequestRefusedError, match=words) as refused:
+        await engine.generate([1, 2], THREE)
+    assert failed_episode(refused.value).failure_kind == FailureKind.INFRASTRUCTURE
+    assert broken_engine(refused.value) is None
+    assert (await engine.generate([1], THREE)).tokens.tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+async def test_a_server_that_refuses_every_request_ends_the_engine(
+    peer: Peer, engine_at: MakeEngine, status: int
+) -> None:
+    engine = await engine_at([peer])
+    peer.replies["/generate"] = [lambda _: (status, {"error": "no"})]
+    for _ in range(2):
+        with pytest.raises(EngineFailedError, match=f"refused /generate: {status} "):
+            await engine.generate([1], THREE)
+
+
+async def test_refused_requests_show_that_a_server_works(peer: Peer, engine_at: MakeEngine) -> None:
+    engine = await engine_at([peer])
+    refusal = (400, {"error": "no"})
+    for _ in range(CUTS_MAX + 1):
+        peer.replies["/generate"] = [lambda _: None, lambda _: refusal]
+        with pytest.raises(RequestRefusedError):
+            await engine.generate([1], THREE)
+    assert peer.tensors == [sorted(counting(1))]

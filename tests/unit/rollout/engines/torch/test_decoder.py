@@ -105,6 +105,7 @@ def test_a_moved_sequence_continues_unchanged() -> None:
             "sliding_attention",
         ),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads=0"),
     ],
 )
 def test_unsupported_model_features_are_refused_by_name(change: Json, named: str) -> None:
@@ -130,7 +131,7 @@ def test_an_unsupported_rope_scaling_is_refused_by_name(rope: Json) -> None:
         Decoder(architecture, 16, CPU, torch.float32)
 
 
-@pytest.mark.parametrize("theta", ["x", 0, -1.0, float("inf"), True])
+@pytest.mark.parametrize("theta", ["x", 0, -1.0, float("inf"), True, None])
 def test_a_rope_setting_that_is_no_positive_number_is_named(theta: object) -> None:
     with pytest.raises(ConfigError, match="rope_theta of rope_parameters in the model's config"):
         inverse_frequencies({"rope_type": "default", "rope_theta": theta}, 16)

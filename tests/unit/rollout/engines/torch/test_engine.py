@@ -21,6 +21,7 @@ from rollout.engines.torch.kv_cache import KVCache
 from rollout.engines.torch.prefixes import Prefix, PrefixCache
 from rollout.engines.torch.slots import Slots
 from storage.errors import ConfigError
+from storage.records.types import Json
 from tests.support.models.chain_model import CONFIG, VOCAB, chain, counting
 
 CPU = torch.device("cpu")
@@ -185,15 +186,30 @@ async def test_requests_above_the_limit_are_refused_until_others_finish(
         (EngineConfig(device="cuda:77"), "rollout.engine.device 'cuda:77'"),
         (EngineConfig(device="meta"), "rollout.engine.device 'meta'"),
         (EngineConfig(max_tokens=9000), "max_position_embeddings is 8192"),
-        (
-            EngineConfig(max_tokens=8192, max_concurrent=1_000_000),
-            "lower rollout.engine.max_concurrent",
-        ),
     ],
 )
 def test_an_impossible_engine_setting_is_named(config: EngineConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TorchRolloutEngine(config, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, "no memory for the key-value cache .* lower rollout.engine.max_concurrent"),
+        ({"num_hidden_layers": 6_000}, "weights lack model.layers.1.input_layernorm"),
+        ({"num_key_value_heads": 2**16, "num_attention_heads": 2**16}, "weights: .* has shape"),
+    ],
+)
+async def test_memory_for_a_cache_is_allocated_after_the_weights_fit_the_model(
+    change: Json, message: str
+) -> None:
+    engine = TorchRolloutEngine(
+        EngineConfig(max_tokens=8192, max_concurrent=1_000_000), CONFIG | change
+    )
+    with pytest.raises(ConfigError, match=message):
+        await engine.load(0, counting(1))
+    await engine.close()
 
 
 async def test_soak_with_swaps_and_cancellations_loses_no_token_and_no_slot() -> None:
@@ -245,5 +261,6 @@ async def test_soak_with_swaps_and_cancellations_loses_no_token_and_no_slot() ->
     )  # after it, every cancellation has been processed
     assert engine.version > 1
     assert not engine._answers
+    assert engine._batch is not None
     assert not engine._batch.busy
     await engine.close()

@@ -135,6 +135,10 @@ def test_long_and_deeply_nested_texts_are_not_read_as_numbers() -> None:
         ("7+5", "12", False),
         ("\\frac{1}{4}+\\frac{1}{4}", "\\frac{1}{2}", True),
         ("121", "121_3", True),
+        ("13", "20_3", False),  # 3 is no digit in base 3, and 1·3 + 3 is not the value
+        ("3", "10_3", False),
+        ("20", "100_2", False),
+        ("100", "100_2", True),
         ("-121", "121_3", False),
         ("12.1", "121_3", False),
         ("121_4", "121_3", False),

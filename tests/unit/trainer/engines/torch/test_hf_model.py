@@ -1,16 +1,21 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from storage.errors import ConfigError, CorruptError
 from storage.records.types import Json
 from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights
+from trainer.engines.step.packing import PackedRow, pack
 from trainer.engines.torch.hf_model import HfModel
+from trainer.engines.torch.host_tensors import to_host
 
 
-def opened(config: Json = MODEL_CONFIG, checkpointing: bool = False) -> HfModel:
+def opened(config: Json = MODEL_CONFIG, checkpointing: bool = False, **settings: Any) -> HfModel:
     """The model of `config` with random weights."""
-    return HfModel(config, base_weights(config=config), "cpu", checkpointing)
+    return HfModel(config, base_weights(config=config), "cpu", checkpointing, **settings)
 
 
 def test_padding_on_the_right_changes_no_hidden_state() -> None:
@@ -125,3 +130,89 @@ def test_sizes_beyond_the_weights_are_refused_before_memory_is_allocated(
 ) -> None:
     with pytest.raises(CorruptError, match=message):
         HfModel(MODEL_CONFIG | change, base_weights(), "cpu", False)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+def test_tables_far_larger_than_the_weights_are_refused_before_memory_is_allocated() -> None:
+    positions = 20_000
+    config: Json = {
+        "model_type": "gpt_bigcode", "vocab_size": 16, "n_positions": positions, "n_embd": 2,
+        "n_layer": 1, "n_head": 1, "n_inner": 2, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    weights = {
+        name: to_host(torch.zeros(parameter.shape), "BF16")
+        for name, parameter in model.named_parameters()
+    }
+    with pytest.raises(CorruptError, match=f"tables of {positions**2} bytes that the model"):
+        HfModel(config, weights, "cpu", False)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_are_the_tables_and_the_output_head(tied: bool) -> None:
+    model = opened(MODEL_CONFIG | {"tie_word_embeddings": tied})
+    found = {id(tensor) for tensor in model.embeddings()}
+    names = {name for name, tensor in model.parameters().items() if id(tensor) in found}
+    assert names == {"model.embed_tokens.weight"} | (set() if tied else {"lm_head.weight"})
+
+
+def example(tokens: list[int], temperature: float) -> PackedRow:
+    mask = np.arange(len(tokens)) > 0
+    return PackedRow(
+        tokens=np.array(tokens, np.int32), loss_mask=mask, behaviour=np.zeros(len(tokens), np.float32),
+        advantages=np.zeros(len(tokens), np.float32), temperature=temperature, weight=1.0,
+        region=np.zeros(len(tokens), np.int64),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_packed_rows_have_the_logprobs_of_one_row_at_a_time(family: str, attention: str) -> None:
+    model = opened(MODEL_CONFIG | {"model_type": family}, attention=attention, packed=True)
+    assert model.model.config._attn_implementation == attention
+    draw = np.random.default_rng(0)
+    lengths, temperatures = (7, 1, 12, 2), (1.0, 1.0, 0.7, 1.3)
+    rows = [
+        example(draw.integers(0, 24, length).tolist(), temperature)
+        for length, temperature in zip(lengths, temperatures, strict=True)
+    ]
+
+    def logprobs(rows: list[PackedRow], packed: bool) -> torch.Tensor:
+        block = pack(rows, packed)
+        positions = block.positions_BT
+        values, _ = model.logprobs(
+            *map(
+                torch.from_numpy,
+                (block.tokens_BT, block.source_N, block.target_N, block.temperature_N),
+            ),
+            None if positions is None else torch.from_numpy(positions),
+        )
+        return values.detach()
+
+    alone = torch.cat([logprobs([row], packed=False) for row in rows if len(row.tokens) > 1])
+    assert len(alone) == 6 + 11 + 1
+    assert torch.allclose(logprobs(rows, packed=True), alone, rtol=0, atol=1e-5)
+    assert torch.allclose(logprobs(rows, packed=False), alone, rtol=0, atol=1e-5)
+
+
+def test_a_model_whose_packed_rows_see_each_other_is_refused() -> None:
+    falcon = {
+        "model_type": "falcon", "vocab_size": 24, "hidden_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "alibi": True,
+    }  # fmt: skip
+    opened(falcon)  # whose mask does not depend on positions
+    with pytest.raises(ConfigError, match=r"packed cannot be used with models of type falcon"):
+        opened(falcon, packed=True)
+
+
+def test_flash_attention_that_is_not_installed_is_refused_with_a_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"train.attention: flash_attention_2 needs .* sdpa"):
+        opened(attention="flash_attention_2")
+
+
+def test_an_attention_that_a_model_does_not_support_is_refused_with_a_remedy() -> None:
+    with pytest.raises(
+        ConfigError, match=r"train.attention: nothing cannot be used with .* qwen3.* sdpa"
+    ):
+        opened(attention="nothing")

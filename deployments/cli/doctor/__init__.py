@@ -1,0 +1,1 @@
+"""Checks of `astraflow doctor`: of this machine, and of a recipe."""

@@ -1,0 +1,169 @@
+"""The commands that decide which versions are in use.
+
+Each command reads its arguments, calls one module and prints the result. Modules that are slow to
+import are imported inside the command that needs them.
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deployments.cli.terminal import AsJson, say, show, store, warn
+from deployments.paths import home
+
+if TYPE_CHECKING:
+    from tasks.promotion.promotion import Settled
+
+LogName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the promotion log.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored with the decision.")]
+
+
+def promote(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id.")],
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the promotion log; default: the name in the run's recipe."),
+    ] = None,
+    version: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VERSION",
+            help="A number, a tag, `best` or `latest`, for every policy; or POLICY@VERSION for "
+            "one, repeatable. `best`, the default, is the version with the highest accuracy in "
+            "the run's own evaluations.",
+        ),
+    ] = None,
+    reason: Reason = "",
+) -> None:
+    """Make versions of a run the champion: those that are in use.
+
+    All policies of the run are promoted together. The decision is stored in the promotion log NAME,
+    gc keeps its weights, and MLflow's alias `champion` moves to its registered models. Nothing is
+    compared with the present champion. `astraflow rollback` undoes it.
+
+    Example:  astraflow promote tiny-20260101-120000-ab12 --reason "looked at 20 episodes"
+    """
+    from storage.run import runs as stored_runs
+    from tasks.promotion import candidates, promotion
+    from tasks.recipes.stored_config import read_config
+
+    opened = store()
+    stored = stored_runs.open_run(opened, run)
+    config = read_config(stored)
+    found = candidates.find(stored, run, config, version or ())
+    _adopt_stack()
+    why = "; ".join(filter(None, (reason, found.description)))
+    _report(promotion.promote(opened, name or config.name, found.team, _user(), why))
+
+
+def rollback(
+    name: LogName,
+    to: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Return to the champion of decision N; default: the one before.",
+        ),
+    ] = None,
+    reason: Reason = "",
+) -> None:
+    """Make the champion before the present one the champion again.
+
+    This is a new decision in the log; nothing is deleted. A second rollback goes one champion
+    further back. `astraflow promotions NAME` lists the decisions.
+
+    Example:  astraflow rollback tiny --reason "answers are too long"
+    """
+    from tasks.promotion import promotion
+
+    opened = store()
+    _adopt_stack()
+    _report(promotion.roll_back(opened, name, _user(), reason, to))
+
+
+def promotions(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Name of a promotion log; default: all of them."),
+    ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Also bring tags and MLflow's aliases to what the log says, after a crash or "
+            "while MLflow did not answer.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the decisions about the champion, oldest first.
+
+    Example:  astraflow promotions tiny
+    """
+    from deployments.cli import tables
+    from storage.run import promotions as stored_promotions
+    from tasks.promotion import decision_log, promotion
+
+    opened = store()
+    names = [name] if name is not None else stored_promotions.names(opened)
+    logs = [stored_promotions.read_log(opened, each) for each in names]
+    listed = [(decision_log.fold(log), log) for log in logs if log.readable or log.unreadable]
+    if as_json:
+        show(tables.promotions_json(listed), as_json)
+    elif listed:
+        show(tables.promotions_table(listed), as_json)
+    else:
+        say(f"no decisions yet in {opened.address}; `astraflow promote RUN` makes the first one")
+    for standing, log in listed:
+        for problem in log.unreadable.values():
+            warn(f"{log.name}: {problem}")
+        if standing.unknown:
+            warn(
+                f"the champion of {log.name} is not known; put the object back, or name the "
+                f"champion: `astraflow rollback {log.name} --to NUMBER`"
+            )
+    if repair:
+        _adopt_stack()
+        for _, log in listed:
+            _, problems = promotion.project(opened, log.name)
+            for problem in problems:
+                warn(f"{log.name}: {problem}")
+
+
+def _report(settled: "Settled") -> None:
+    decision = settled.decision
+    team = ", ".join(
+        f"{policy}@{version.version} of {version.run_id}"
+        for policy, version in decision.team.items()
+    )
+    say(f"{team}: champion of {decision.name} by decision {decision.number}; {decision.reason}")
+    for problem in settled.problems:
+        warn(problem)
+
+
+def _adopt_stack() -> None:
+    """Use the servers of the environment, else those of the running local stack."""
+    import logging
+
+    from deployments.stack import environment, up_down
+
+    # Prefect warns about events that it still sends when the command ends
+    logging.getLogger("EventsWorker").setLevel(logging.ERROR)
+    environment.refuse_bad_addresses()
+    if environment.given("PREFECT_API_URL") is not None:
+        return
+    if (local := up_down.reachable(home())) is not None:
+        environment.adopt(up_down.settings(home(), local))
+
+
+def _user() -> str:
+    """Return the user and the machine, for the log."""
+    import getpass
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # the user has no name on this machine
+        user = "a user without a name"
+    return f"{user}@{socket.gethostname()}"

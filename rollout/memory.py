@@ -1,0 +1,58 @@
+"""Memory that a worker needs, on each device and on its host: an estimate before it starts.
+
+Not counted: the CUDA context and the libraries (about 1 GB a process), CUDA graphs, and temporary
+tensors of one operation.
+
+Importing this module does not import torch.
+"""
+
+from rollout.config import EngineConfig, RolloutConfig
+from storage.formats.model_sizes import ModelSizes
+
+
+def rollout_bytes(config: EngineConfig, model: ModelSizes) -> dict[str, int]:
+    """Return the bytes of each part for one policy, on one device.
+
+    The engine `torch` has a transposed output head of its own, and the KV cache of `max_concurrent`
+    sequences of `max_tokens`; while it loads a version, it holds that twice beside the old one, as
+    it was read and as it is used. SGLang changes its weights in place; it makes the cache as large
+    as its share of the device allows, and lets further sequences wait: one sequence must fit.
+    """
+    if config.name == "sglang":
+        devices = config.sglang.tensor_parallel
+        return {
+            "weights": _bits(config) * model.parameters // devices,
+            "KV cache": cache_token_bytes(config, model) * config.max_tokens,
+        }
+    layers = _bits(config) * (model.parameters - model.embeddings)
+    head = _bits(config) * model.vocab * model.hidden
+    return {
+        "weights": layers + 2 * head,
+        "next weights": _bits(config) * model.parameters + layers + head,
+        "KV cache": cache_token_bytes(config, model) * config.max_concurrent * config.max_tokens,
+    }
+
+
+def rollout_host_bytes(config: RolloutConfig, published_bytes: int) -> dict[str, int]:
+    """Return the bytes of each part for one policy, in the memory of the worker's machine.
+
+    `published_bytes` are those of a version. The loaded version and the next one are in memory. An
+    SGLang server reads the changed tensors, which are nearly all, from a folder in memory.
+    """
+    parts = {
+        "two versions": 2 * published_bytes,
+        "reading": min(config.refresh_memory_mb * 2**20, published_bytes),
+    }
+    if config.engine.name == "sglang":
+        parts["version for the server"] = published_bytes
+    return parts
+
+
+def cache_token_bytes(config: EngineConfig, model: ModelSizes) -> int:
+    """Return the bytes of the keys and values of one token on each device of the engine."""
+    devices = config.sglang.tensor_parallel if config.name == "sglang" else 1
+    return _bits(config) * model.layers * model.kv_elements // devices
+
+
+def _bits(config: EngineConfig) -> int:
+    return 4 if config.dtype == "float32" else 2

@@ -1,0 +1,1 @@
+"""What the processes of one machine share: its GPUs, and its folder of temporary files."""

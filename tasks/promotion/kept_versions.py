@@ -1,0 +1,72 @@
+"""Tags on runs that keep the weights of champion, previous champion and challenger from gc.
+
+    {log}-{policy}-{version}       solver@40 of the log tiny: `tiny-solver-40`
+
+The name of a tag contains the version, so a tag never moves: it is created before the decision, and
+deleted after another decision has replaced the version. A tag `champion` would have to be deleted
+before it is created again, and a crash between the two would leave the champion to gc.
+"""
+
+from collections.abc import Iterable
+
+from storage import layout
+from storage.errors import AstraFlowError, ConfigError
+from storage.records.promotions import PromotionDecision, Team
+from storage.run import runs
+from storage.run.promotions import PromotionLog
+from storage.store.object_store import ObjectStore
+from storage.weights import tags
+from tasks.promotion.decision_log import Standing
+
+
+def keep(store: ObjectStore, name: str, team: Team) -> None:
+    """Tag every version of a team, in its run. Tags that exist stay.
+
+    Raises ConfigError for a version that does not exist, or whose data was retired.
+    """
+    for policy, version in team.items():
+        run = runs.open_run(store, version.run_id)
+        tags.create(run, _tag(name, policy, version.version), policy, version.version)
+
+
+def release(store: ObjectStore, log: PromotionLog, standing: Standing) -> list[str]:
+    """Delete the tags of versions that the log names and that have no role any more.
+
+    Tags of versions that no decision names stay: another process may be about to decide. Nothing is
+    deleted while a part of the log cannot be read. Returns the problems, which the next call meets
+    again.
+    """
+    if standing.unknown or log.unreadable:
+        return []
+    needed = set(_tags(log.name, standing.roles.values()))
+    problems = []
+    for run_id, tag in dict.fromkeys(_tags(log.name, log.readable)):
+        if (run_id, tag) in needed:
+            continue
+        try:
+            run = store.sub(layout.run_prefix(run_id))
+            if run.exists(layout.tag(tag)):
+                run.delete(layout.tag(tag))
+        except AstraFlowError as error:
+            problems.append(f"the tag {tag} of the run {run_id} is not deleted: {error}")
+    return problems
+
+
+def _tags(name: str, decisions: Iterable[PromotionDecision]) -> list[tuple[str, str]]:
+    """Return (run id, tag) of every version of these decisions."""
+    return [
+        (version.run_id, _tag(name, policy, version.version))
+        for decision in decisions
+        for policy, version in decision.team.items()
+    ]
+
+
+def _tag(name: str, policy: str, version: int) -> str:
+    """Return the name of the tag; ConfigError for one that is too long."""
+    tag = f"{name.replace('.', '_')}-{policy}-{version}"
+    if not layout.NAME.fullmatch(tag):
+        raise ConfigError(
+            f"{tag!r} cannot be a tag, which has up to 100 letters, digits, '_' and '-'; promote "
+            "under a shorter name (--name)"
+        )
+    return tag

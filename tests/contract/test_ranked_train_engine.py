@@ -1,0 +1,214 @@
+"""Train engines of several ranks: the contract of train engines (`test_train_engine.py`), the same
+results as one process, and checkpoints that any number of ranks reads.
+"""
+
+import importlib.util
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from storage.formats.safetensors import weights_digest
+from storage.records.weights import HostTensor
+from tests.contract.test_train_engine import (
+    ADAM,
+    SEED,
+    TrainEngineContract,
+    apart,
+    moves,
+    through_files,
+)
+from tests.support.models.trainer_cases import (
+    MODEL_CONFIG,
+    base_weights,
+    reference_model,
+    sampled_batch,
+)
+from trainer.adapters import Lora
+from trainer.config import DeepspeedConfig, TrainConfig
+from trainer.engines.engine import ReferenceEngine, TrainEngine, make_engine
+from trainer.losses import M2po
+from trainer.losses.reference_kl import ReferenceKl
+
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="needs astraflow[deepspeed]"
+)
+SPLIT = ADAM.model_copy(
+    update={
+        "loss": M2po(m2_form="water_filled", m2_threshold=0.04),
+        "micro_batch_tokens": 25,
+    }
+)
+"""Several passes of each minibatch, and a loss that is prepared over all of them."""
+TWO_RANKS = {
+    "torch": {"ranks": 2},
+    **{
+        f"deepspeed stage {stage}": {
+            "engine": "deepspeed",
+            "ranks": 2,
+            "deepspeed": DeepspeedConfig(stage=stage),
+        }
+        for stage in (1, 2, 3)
+    },
+}
+
+
+class RankedContract(TrainEngineContract):
+    settings: Mapping[str, object] = {}
+
+    def started(
+        self, config: TrainConfig, weights: Mapping[str, HostTensor] | None = None
+    ) -> TrainEngine:
+        return super().started(config.model_copy(update=dict(self.settings)), weights)
+
+
+class TestFsdpOnTwoRanks(RankedContract):
+    engine_name = "torch"
+    settings = {"ranks": 2}
+
+
+@needs_deepspeed
+class TestDeepspeedOnOneRank(RankedContract):
+    engine_name = "deepspeed"
+
+
+def started(settings: Mapping[str, object]) -> TrainEngine:
+    engine = make_engine(SPLIT.model_copy(update=dict(settings)), MODEL_CONFIG, SEED)
+    engine.set_weights(base_weights())
+    return engine
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, marks=[needs_deepspeed] if "engine" in settings else [], id=name)
+        for name, settings in TWO_RANKS.items()
+    ],
+)
+class TestTwoRanks:
+    def test_losses_and_weights_are_those_of_one_process(
+        self, settings: Mapping[str, object]
+    ) -> None:
+        """Seven rows and then one: rank 1 makes empty passes."""
+        weights = base_weights()
+        model = reference_model(weights)
+        alone, ranked = started({}), started(settings)
+        shares = []
+        for step, num_rows in enumerate((7, 1, 6), 1):
+            given = sampled_batch(model, step, num_rows=num_rows, noise=0.6, temperature=0.8)
+            expected, metrics = alone.step(given), ranked.step(given)
+            assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-6)
+            assert abs(metrics["trainer/loss"] - expected["trainer/loss"]) <= 1e-5
+            shares.append(metrics["trainer/masked_share"])
+        assert max(shares) > 0.1
+        assert apart(moves(ranked, weights), moves(alone, weights)) < 1e-4
+
+    def test_negative_zeros_are_published_as_they_were_given(
+        self, settings: Mapping[str, object]
+    ) -> None:
+        weights = base_weights()
+        name = "model.layers.0.self_attn.q_proj.weight"
+        zeros = np.full_like(weights[name].bits, 0x8000)
+        weights[name] = HostTensor("BF16", weights[name].shape, zeros)
+        ranked = started({**settings, "lr": 0.0, "publish_dtype": "BF16"})
+        ranked.set_weights(weights)
+        ranked.step(sampled_batch(reference_model(weights), num_rows=4))
+        assert weights_digest(ranked.weights()) == weights_digest(weights)
+
+    def test_a_checkpoint_is_read_by_one_process_and_one_of_it_by_two_ranks(
+        self, settings: Mapping[str, object]
+    ) -> None:
+        weights = base_weights()
+        model = reference_model(weights)
+        batches = [sampled_batch(model, step, num_rows=5, noise=0.6) for step in (1, 2, 3, 4)]
+        ranked = started(settings)
+        ranked.step(batches[0])
+        ranked.step(batches[1])
+        saved = through_files(*ranked.save())
+        again, alone = started(settings), started({})
+        again.load(*saved)
+        alone.load(*saved)
+        assert weights_digest(alone.weights()) == weights_digest(ranked.weights())
+        assert alone.save()[0].keys() == saved[0].keys()
+        assert alone.save()[1] == saved[1]
+        for engine in (ranked, again, alone):
+            engine.step(batches[2])
+        assert weights_digest(again.weights()) == weights_digest(ranked.weights())
+        assert weights_digest(again.save()[0]) == weights_digest(ranked.save()[0])
+        assert apart(moves(alone, weights), moves(ranked, weights)) < 1e-5
+        again.load(*through_files(*alone.save()))
+        assert weights_digest(again.weights()) == weights_digest(alone.weights())
+        again.step(batches[3])
+        alone.step(batches[3])
+        assert apart(moves(alone, weights), moves(again, weights)) < 1e-5
+
+    @pytest.mark.parametrize(
+        ("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 3e-2)], ids=["fp32", "bf16"]
+    )
+    def test_a_reference_has_the_effect_that_it_has_in_one_process(
+        self, settings: Mapping[str, object], precision: str, tolerance: float
+    ) -> None:
+        """In the second step, which has one row, rank 1 has no tokens."""
+        weights, reference = base_weights(), base_weights(seed=5)
+        model = reference_model(weights)
+        form = {"reference": ReferenceKl(coefficient=0.5), "precision": precision}
+        alone, ranked = started(form), started({**settings, **form})
+        for engine in (alone, ranked):
+            assert isinstance(engine, ReferenceEngine)
+            engine.set_reference(reference)
+        for step, num_rows in enumerate((5, 1), 1):
+            given = sampled_batch(model, step, num_rows=num_rows, noise=0.6, temperature=0.8)
+            expected, metrics = alone.step(given), ranked.step(given)
+            assert metrics == pytest.approx(expected, rel=tolerance, abs=tolerance / 10)
+            assert metrics["trainer/kl_reference"] > 0.5
+        assert apart(moves(ranked, weights), moves(alone, weights)) < 10 * tolerance
+        again = started({**settings, **form})
+        again.load(*through_files(*ranked.save()))
+        assert isinstance(again, ReferenceEngine)
+        again.set_reference(reference)
+        last = sampled_batch(model, 3, num_rows=4)
+        assert again.step(last) == ranked.step(last)
+        assert weights_digest(again.weights()) == weights_digest(ranked.weights())
+
+    @pytest.mark.parametrize(
+        ("form", "tolerance"),
+        [
+            ({"packing": "packed"}, 1e-4),
+            # bf16 rounds sums whose order depends on the rows beside a row.
+            ({"precision": "bf16", "activation_checkpointing": True}, 1e-2),
+        ],
+        ids=["packed", "bf16"],
+    )
+    def test_packed_rows_and_bf16_train_as_in_one_process(
+        self, settings: Mapping[str, object], form: Mapping[str, object], tolerance: float
+    ) -> None:
+        weights = base_weights()
+        given = sampled_batch(reference_model(weights), num_rows=5, noise=0.6)
+        alone, ranked = started(form), started({**settings, **form})
+        expected, metrics = alone.step(given), ranked.step(given)
+        assert metrics == pytest.approx(expected, rel=tolerance, abs=tolerance / 10)
+        assert apart(moves(ranked, weights), moves(alone, weights)) < 10 * tolerance
+
+
+@pytest.mark.parametrize("publish", ["merged", "adapter"])
+def test_an_adapter_on_two_ranks_is_that_of_one_process(publish: str) -> None:
+    settings = {"adapter": Lora.model_validate({"rank": 4, "publish": publish})}
+    model = reference_model(base_weights())
+    alone, ranked = started(settings), started(settings | {"ranks": 2})
+    batches = [sampled_batch(model, step, num_rows=5, noise=0.6) for step in (1, 2, 3)]
+    batches[1] = sampled_batch(model, 2, num_rows=1, noise=0.6)  # rank 1 has empty passes
+    before = alone.weights()
+    assert weights_digest(ranked.weights()) == weights_digest(before)
+    for given in batches[:2]:
+        assert ranked.step(given) == pytest.approx(alone.step(given), rel=1e-5, abs=1e-6)
+    assert apart(moves(ranked, before), moves(alone, before)) < 1e-4
+    tensors, state = through_files(*ranked.save())
+    assert tensors.keys() == alone.save()[0].keys()
+    again, resumed = started(settings), started(settings | {"ranks": 2})
+    again.load(tensors, state)
+    resumed.load(tensors, state)
+    assert weights_digest(again.weights()) == weights_digest(ranked.weights())
+    for engine in (again, ranked, resumed):
+        engine.step(batches[2])
+    assert weights_digest(resumed.weights()) == weights_digest(ranked.weights())
+    assert apart(moves(again, before), moves(ranked, before)) < 1e-4

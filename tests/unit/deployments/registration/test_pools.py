@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import pytest
+
+from deployments.registration import pools
+from storage.errors import ConfigError
+
+MINE = """\
+rollout:
+  type: kubernetes
+  concurrency: 16
+  environment: {HF_HUB_OFFLINE: "1"}
+  job_variables:
+    image: registry.example/astraflow:1.0
+  regions:
+    eu-west: {concurrency: 8}
+    us-east: {}
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "pools.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_built_in_file_has_the_three_pools_of_processes() -> None:
+    loaded = pools.load()
+    assert set(loaded) == set(pools.NAMES)
+    assert {pool.type for pool in loaded.values()} == {"process"}
+    assert all(pool.description for pool in loaded.values())
+
+
+def test_a_file_of_pools_is_read_with_its_regions(tmp_path: Path) -> None:
+    (pool,) = pools.load(written(tmp_path, MINE)).values()
+    assert (pool.type, pool.concurrency) == ("kubernetes", 16)
+    assert pool.environment == {"HF_HUB_OFFLINE": "1"}
+    assert pool.job_variables == {"image": "registry.example/astraflow:1.0"}
+    limits = {region: queue.concurrency for region, queue in pool.regions.items()}
+    assert limits == {"eu-west": 8, "us-east": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rollouts: {}", "line 1: rollouts: is no pool of AstraFlow; use control, trainers, roll"),
+        ("control:\n  concurrency: 0", "line 2: control.concurrency: Input should be greater"),
+        ("control:\n  concurency: 1", "line 2: control.concurency: Extra inputs"),
+        ("control: 3", "line 1: control: Input should be a valid dictionary"),
+        ("- control", "line 1: the file: Input should be a valid dictionary"),
+        (
+            "trainers:\n  job_variables:\n    command: rm",
+            "line 3: trainers.job_variables.command: is set by AstraFlow",
+        ),
+        (
+            "trainers:\n  environment:\n    AWS_SECRET_ACCESS_KEY: x",
+            "line 3: trainers.environment.AWS_SECRET_ACCESS_KEY: is a secret",
+        ),
+        (
+            "trainers:\n  environment:\n    PROXY: https://me:s3cr3t@example.org",
+            "line 3: trainers.environment.PROXY: is a secret",
+        ),
+        ("trainers:\n  environment:\n    A=B: x", "line 3: trainers.environment.A=B"),
+        ("control:\n  regions: {eu: {}}", "line 2: control.regions: only rollout has regions"),
+        ("rollout:\n  regions:\n    ../x: {}", "line 3: rollout.regions.../x: cannot be the name"),
+        ("a: [", "line 1: not valid YAML"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line_and_key(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as raised:
+        pools.load(path)
+    assert str(raised.value).startswith(f"{path}, {message}"), raised.value
+    assert "s3cr3t" not in str(raised.value)
+
+
+def test_a_file_that_is_absent_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml cannot be read as a file of work pools"):
+        pools.load(tmp_path / "none.yaml")

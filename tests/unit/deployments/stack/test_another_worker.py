@@ -1,0 +1,53 @@
+import socket
+
+import pytest
+
+from deployments.stack import another_worker, commands, environment
+from storage.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("gpus", "names"),
+    [("", []), ("0", ["0"]), ("0, 1", ["0", "1"]), ("GPU-5f1a,MIG-0/1", ["GPU-5f1a", "MIG-0/1"])],
+)
+def test_gpus_are_names_separated_by_commas(gpus: str, names: list[str]) -> None:
+    assert another_worker.check_arguments("rollout", "eu-west", gpus) == names
+
+
+@pytest.mark.parametrize(
+    ("pool", "region", "gpus", "message"),
+    [
+        ("trainer", "", "", "--pool trainer: use control, trainers, rollout"),
+        ("trainers", "eu", "", "--region eu: only the pool rollout has regions"),
+        ("rollout", "../eu", "", "cannot be the name of a region"),
+        ("rollout", "", "0,", "--gpus .*: write numbers such as 0,1"),
+        ("rollout", "", "-1", "--gpus .*: write numbers such as 0,1"),
+        ("rollout", "", "1,0,1", "--gpus 1,0,1: names a GPU twice"),
+    ],
+)
+def test_a_wrong_argument_is_named(pool: str, region: str, gpus: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        another_worker.check_arguments(pool, region, gpus)
+
+
+def test_workers_of_one_machine_have_different_names() -> None:
+    host = socket.gethostname()
+    assert commands.worker_name("control") == f"control@{host}"
+    command = commands.worker("rollout", "eu-west", ["2"], 1)
+    assert command[-8:] == [
+        *("--type", "process", "--name", f"rollout:eu-west:2@{host}"),
+        *("--work-queue", "eu-west", "--limit", "1"),
+    ]
+
+
+def test_the_environment_of_a_worker_has_its_gpus_and_the_users_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("DO_NOT_TRACK", raising=False)
+    own = environment.of_worker(["2"], {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert own["CUDA_VISIBLE_DEVICES"] == "2"
+    assert own["OMP_NUM_THREADS"] == "7"
+    assert own["DO_NOT_TRACK"] == "1"
+    assert environment.of_worker([], {})["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
