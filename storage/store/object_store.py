@@ -99,10 +99,11 @@ class ObjectStore:
 
         starts = range(0, num_bytes, part_bytes)
         parts: list[bytes] = []
-        for body in ordered_map(read_part, starts, threads=PARTS_MAX, budget=2 * PARTS_MAX):
-            parts.append(body)
-            if len(body) < part_bytes:
-                break  # the object ends here, even if `num_bytes` is larger
+        with ordered_map(read_part, starts, threads=PARTS_MAX, budget=2 * PARTS_MAX) as bodies:
+            for body in bodies:
+                parts.append(body)
+                if len(body) < part_bytes:
+                    break  # the object ends here, even if `num_bytes` is larger
         return b"".join(parts)
 
     def create(self, key: str, body: bytes) -> None:
