@@ -314,7 +314,7 @@ def test_settings_of_prompts_and_of_the_penalty_without_effect_are_refused(tmp_p
     assert error_of(RECIPE, **{"prompts.answer_after": "####"}) == (
         "--set prompts.answer_after: data.prompts.answer_after: has no effect with builtin: "
         "chained_addition; leave it out, "
-        "or set path or hub"
+        "or set path or hub or window"
     )
     assert error_of(RECIPE, **path, **{"prompts.split": "test"}) == (
         f"--set prompts.split: data.prompts.split: has no effect with path: {tmp_path}/a.jsonl; "
@@ -342,7 +342,7 @@ def test_a_section_without_a_valid_variant_is_reported_with_a_list_of_variants()
         == f"--set {key}: must be a section of `key: value` lines, not 'ppo_clip'"
     )
     assert error_of(RECIPE.replace("{builtin: chained_addition}", "{split: test}")) == (
-        "recipe, line 9: data.prompts: needs exactly one of builtin, path, hub and custom; found "
+        "recipe, line 9: data.prompts: needs exactly one of builtin, path, hub, window and custom; found "
         "none"
     )
     assert error_of(RECIPE.replace("{tiny: {}}", "{path: null}")) == (
@@ -515,7 +515,7 @@ def test_of_two_incompatible_overrides_none_is_dropped() -> None:
             f"--set {threshold}: has no effect with name: ppo_clip; leave it out, or set name: m2po"
         )
     assert error_of(RECIPE, **{"prompts.path": "a.jsonl", "prompts.hub": "openai/gsm8k"}).endswith(
-        "data.prompts: needs exactly one of builtin, path, hub and custom; found path and hub"
+        "data.prompts: needs exactly one of builtin, path, hub, window and custom; found path and hub"
     )
 
 
