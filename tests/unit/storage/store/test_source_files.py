@@ -63,7 +63,12 @@ def test_patterns_match_within_a_part_or_over_several(folder: tuple[str, Put]) -
     for name in ("a1.jsonl", "a2.jsonl", "b.parquet", "deep/a1.jsonl", "deep/er/a3.jsonl"):
         put(name, b"x")
     assert names(root, "*.jsonl") == ["a1.jsonl", "a2.jsonl"]
-    assert names(root, "**/*.jsonl") == ["a1.jsonl", "a2.jsonl", "deep/a1.jsonl", "deep/er/a3.jsonl"]
+    assert names(root, "**/*.jsonl") == [
+        "a1.jsonl",
+        "a2.jsonl",
+        "deep/a1.jsonl",
+        "deep/er/a3.jsonl",
+    ]
     assert names(root, "*/a1.jsonl") == ["deep/a1.jsonl"]
     assert names(root, "a[2-9].jsonl") == ["a2.jsonl"]
     assert names(root, "b.parquet") == ["b.parquet"]
@@ -264,7 +269,12 @@ def test_a_pattern_that_cannot_be_used_has_a_reason_without_the_secret(
 
 @pytest.mark.parametrize(
     "pattern",
-    ["a.jsonl", "/data/a:b@c/*.jsonl", "s3://bucket/x/**/*.jsonl?profile=eu", "memory://x/[ab].jsonl"],
+    [
+        "a.jsonl",
+        "/data/a:b@c/*.jsonl",
+        "s3://bucket/x/**/*.jsonl?profile=eu",
+        "memory://x/[ab].jsonl",
+    ],
 )
 def test_a_pattern_that_can_be_used_has_no_fault(pattern: str) -> None:
     assert fault(pattern) == ""
