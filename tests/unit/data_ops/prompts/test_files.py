@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from data_ops.prompts import FilePrompts, HubPrompts, parquet
 from data_ops.prompts import path as files
@@ -18,6 +21,7 @@ from storage.errors import ConfigError
 from storage.records.rollouts import Group, Order
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
+from tests.conftest import BUCKET
 from tests.support.runs import builders
 
 
@@ -491,3 +495,60 @@ def test_a_file_that_does_not_fit_in_memory_is_named(
         ConfigError, match=r"a\.parquet: the rows after row 0 do not fit in the mem"
     ):
         read_file(source)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_file_on_s3_gives_the_same_prompts_as_a_local_one(
+    suffix: str, s3_server: str, tmp_path: Path
+) -> None:
+    import boto3  # type: ignore[import-untyped]  # the package has no types
+
+    local = tmp_path / f"sums.{suffix}"
+    rows = [{"question": f"{n}?", "answer": str(n)} for n in range(3)]
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), local)
+    else:
+        write_lines(local, *map(json.dumps, rows))
+    key = f"{uuid4().hex}/sums.{suffix}"
+    boto3.client("s3").put_object(Bucket=BUCKET, Key=key, Body=local.read_bytes())
+    expected = FilePrompts(path=str(local)).stream().all()
+    assert [prompt.id for prompt in expected] == ["sums/0", "sums/1", "sums/2"]
+    for query in ("", f"?endpoint={s3_server}"):
+        assert FilePrompts(path=f"s3://{BUCKET}/{key}{query}").stream().all() == expected
+
+
+def remote(name: str, body: bytes) -> str:
+    folder = f"memory://{uuid4().hex}"
+    fsspec.filesystem("memory").pipe_file(f"{folder}/{name}", body)
+    return folder
+
+
+def test_a_broken_line_of_a_remote_file_is_named_by_its_address() -> None:
+    folder = remote("a.jsonl", b'{"question": "1", "answer": "2"}\noops\n')
+    with pytest.raises(ConfigError) as caught:
+        FilePrompts(path=f"{folder}/a.jsonl").stream()
+    assert str(caught.value).startswith(f"{folder}/a.jsonl: 1 of 2 lines cannot be used")
+    assert "line 2: not JSON" in str(caught.value)
+
+
+def test_a_remote_path_names_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = remote("a.jsonl", b'{"question": "1", "answer": "2"}')
+    fsspec.filesystem("memory").pipe_file(f"{folder}/b.jsonl", b"")
+    with pytest.raises(ConfigError, match=r"c\.jsonl names no files; name one"):
+        FilePrompts(path=f"{folder}/c.jsonl").stream()
+    with pytest.raises(ConfigError, match=r"\*\.jsonl names 2 files; .*prompts\.window\.files"):
+        FilePrompts(path=f"{folder}/*.jsonl").stream()
+    monkeypatch.setattr(files, "FETCHED_BYTES_MAX", 31)
+    with pytest.raises(ConfigError, match=r"a\.jsonl has 32 bytes; at most 31 are fetched"):
+        FilePrompts(path=f"{folder}/a.jsonl").stream()
+    monkeypatch.setattr(files, "FETCHED_BYTES_MAX", 32)
+    assert len(FilePrompts(path=f"{folder}/a.jsonl").stream().all()) == 1
+
+
+def test_an_address_with_a_credential_or_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValidationError, match="contains a credential") as caught:
+        FilePrompts(path="s3://key:secret@bucket/a.jsonl")
+    assert "secret" not in str(caught.value.errors()[0]["msg"])
+    with pytest.raises(ValidationError, match="unknown scheme 'http'"):
+        FilePrompts(path="http://host/a.jsonl")
