@@ -2,10 +2,10 @@
 
 runs/{run id}/                       models/{build digest}/          (shared by runs)
   run.json  stop.json                  manifest.json  model.safetensors  config.json  …
-  orders/00000007.json  orders/end.json  promotions/{name}/00000001.json (shared by runs)
-  leases/00000007.0000.json
-  shards/00000007.arrow
-  batches/solver/00000003.arrow
+  orders/00000007.json  orders/end.json
+  leases/00000007.0000.json            promotions/{name}/         (shared by runs)
+  shards/00000007.arrow                  00000001.json
+  batches/solver/00000003.arrow          outcomes/{digest}.arrow
   weights/solver/00000003/manifest.json  since-00000000.json
   checkpoints/solver/00000003/manifest.json
   evals/solver-00000020_verifier-00000020.arrow
@@ -81,6 +81,11 @@ def promotions(name: str) -> str:
 
 def promotion(name: str, number: int) -> str:
     return f"{promotions(name)}/{number:08d}.json"
+
+
+def outcomes(name: str, digest: str) -> str:
+    """Return the key of a team's outcomes on one data set, beside the decisions of the log."""
+    return f"{promotions(name)}/outcomes/{digest}.arrow"
 
 
 def order(number: int) -> str:
