@@ -26,7 +26,7 @@ from storage.records.numbers import Count, Quantity, UnixTime
 from storage.records.types import Float32, Json
 from storage.store.object_store import ObjectStore, read_twice
 
-KIND = "outcomes"
+KIND = "team_outcomes"
 EPISODES_MAX = 100_000
 """Episodes of one team on one data set: all of them are in memory while they are played."""
 SCHEMA = arrow_files.schema_of(

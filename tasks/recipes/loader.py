@@ -213,6 +213,8 @@ def _neighbour(data: Mapping[str, Any], path: KeyPath) -> str:
 def _bound_at(data: Mapping[str, Any], path: KeyPath, lower: bool) -> str:
     """The lower or the upper bound of the number at `path`, as words."""
     info = schema.fields_at(path[:-1], data).get(path[-1])
+    if info is None and len(path) > 1:  # a number of a `dict[str, …]`
+        info = schema.fields_at(path[:-2], data).get(path[-2])
     inner = [
         constraint
         for part in get_args(info.annotation if info else None)
@@ -254,6 +256,7 @@ def _paths_of(data: dict[str, Any]) -> Iterator[KeyPath]:
     Other values are refused by validation.
     """
     keys: list[KeyPath] = [("data", "prompts", "path"), ("evaluation", "prompts", "path")]
+    keys += [("gate", "datasets", name, "path") for name in _section(data, "gate", "datasets")]
     keys += [("policies", name, "model", "path") for name in _section(data, "policies")]
     keys += [
         ("rollout", "regions", name, "mirror") for name in _section(data, "rollout", "regions")
