@@ -5,7 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from deployments.cli.plain_console import PlainConsole
 
@@ -22,7 +29,7 @@ def shown_progress() -> Iterator["OnProgress"]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    lines: dict[tuple[str, str], int] = {}
+    lines: dict[tuple[str, str], TaskID] = {}
     with Progress(*columns, console=PlainConsole(sys.stderr)) as progress:
 
         def update(played: "PlayProgress") -> None:

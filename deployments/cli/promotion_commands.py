@@ -41,8 +41,8 @@ def promote(
         bool,
         typer.Option(
             "--gate",
-            help="Play the champion's problems with both teams, and promote only a better one. "
-            "This runs the workflow and the reward that the run's recipe names.",
+            help="Play held-out problems with this team and with the champion, and promote it only "
+            "if it is better. This runs the workflow and the reward that the run's recipe names.",
         ),
     ] = False,
     reason: Reason = "",
@@ -53,9 +53,9 @@ def promote(
     gc keeps its weights, and MLflow's alias `champion` moves to its registered models.
     `astraflow rollback` undoes it.
 
-    Nothing is compared with the present champion, unless --gate is given: then the team must win by
-    the section `gate` of the run's recipe; against the base model, where there is no champion. The
-    exit code is 0 for a promotion and 1 for a rejection.
+    Nothing is compared with the present champion, unless --gate is given: then the team must be
+    better by the section `gate` of the run's recipe; where there is no champion, better than its
+    base model. The exit code is 0 for a promotion and 1 for a rejection.
 
     Example:  astraflow promote tiny-20260101-120000-ab12 --reason "looked at 20 episodes"
     """

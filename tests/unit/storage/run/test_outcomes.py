@@ -10,26 +10,10 @@ import pytest
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats import arrow_files
 from storage.run import outcomes
-from storage.run.outcomes import PlayConditions, TeamOutcomes, digest_of
+from storage.run.outcomes import digest_of
 from storage.store.object_store import ObjectStore
+from tests.support.runs.promotable import CONDITIONS, PLAYED
 from tests.support.stores.damaging_store import damages_first_reads
-
-CONDITIONS = PlayConditions(
-    dataset="gsm8k",
-    prompts="5d0c",
-    samples=2,
-    seed=7,
-    weights={"solver": "sha256:9f"},
-    models={"solver": "91be"},
-    settings={"workflow": {"name": "single_turn", "args": {"x": [1, 2.5, None]}}},
-)
-PLAYED = TeamOutcomes(
-    conditions=CONDITIONS,
-    problems=("a", "b", "c"),
-    accuracies=np.array([[1, 0], [0.25, np.nan], [0, 1]], np.float32),
-    created_s=5.0,
-    seconds=2.5,
-)
 
 
 def test_outcomes_are_read_back_unchanged(memory_store: ObjectStore) -> None:

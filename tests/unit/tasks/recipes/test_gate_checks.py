@@ -1,12 +1,17 @@
 """The section `gate` of a recipe: what is refused, and where the error points."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from storage.errors import ConfigError
+from storage.run import runs
+from storage.store.object_store import ObjectStore
+from tasks.recipes import stored_config, yaml_file
 from tasks.recipes.loader import absolute_paths, load
 from tasks.recipes.run_config import ContestConfig
+from tests.support.checkout import ROOT
 
 RECIPE = """\
 steps: 4
@@ -141,3 +146,23 @@ def test_the_paths_of_a_gate_become_absolute(
         RECIPE, {"gate": {"min_problems": 1, "datasets": {"hard": {"path": "hard.jsonl"}}}}
     )
     assert absolute_paths(config) == {"gate.datasets.hard.path": str(tmp_path / "hard.jsonl")}
+
+
+def test_the_example_of_the_page_is_a_valid_section() -> None:
+    page = (ROOT / "docs" / "promotion.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(gate:.*?)```", page, re.DOTALL)
+    gate = ContestConfig.model_validate(yaml_file.read(example, "the page").value["gate"])
+    assert list(gate.datasets) == ["gsm8k", "math"]
+    assert (gate.samples, gate.gain_on, gate.allowed_loss("gsm8k")) == (4, "math", 0.02)
+
+
+def test_a_run_that_was_stored_before_the_section_existed_is_resumed_by_the_same_recipe(
+    memory_store: ObjectStore,
+) -> None:
+    config = load(RECIPE).model_dump(mode="json")
+    earlier = {key: value for key, value in config.items() if key != "gate"}
+    runs.create_run(memory_store, "one", earlier)
+    runs.create_run(memory_store, "one", config, fill_defaults=stored_config.filled)
+    gated = load(RECIPE, {"gate": {}}).model_dump(mode="json")
+    with pytest.raises(ConfigError, match="gate is None there"):
+        runs.create_run(memory_store, "one", gated, fill_defaults=stored_config.filled)
