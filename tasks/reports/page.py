@@ -23,7 +23,7 @@ from storage.run.evaluations import SOLO_WORKFLOW, Evaluation
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.mlflow_client import flatten
 from tasks.monitoring.status import status_of
-from tasks.monitoring.status_schema import Status, continues
+from tasks.monitoring.status_schema import Status, budget_words, continues
 from tasks.monitoring.training_curves import History, read_history
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.stored_config import read_config
@@ -95,6 +95,7 @@ def render_report(run: ObjectStore, run_id: str) -> str:
     page: str = _template().render(
         run_id=run_id,
         status=status,
+        budget=budget_words(status.budget),
         started=_clock_time(status.started),
         made=_clock_time(time.time()),
         duration=_duration(status.elapsed_s),
