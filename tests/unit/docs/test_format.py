@@ -483,7 +483,14 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         if not name.startswith("_")
     }
     assert keys.keys() == spelled
-    others = {layout.RUN, layout.STOP, layout.USAGE, layout.FROZEN, layout.REPORT, "checks/WRITE_ID"}
+    others = {
+        layout.RUN,
+        layout.STOP,
+        layout.USAGE,
+        layout.FROZEN,
+        layout.REPORT,
+        "checks/WRITE_ID",
+    }
     assert documented == {key for group in keys.values() for key in group} | others
 
 
