@@ -14,8 +14,9 @@ from rich.text import Text
 
 from storage.records.control import FAULTS, ClosingStep, ServiceState, WaitReason
 from tasks import sizes
+from tasks.monitoring.budget_status import budget_words
 from tasks.monitoring.status import Closing, EvalStatus, PolicyStatus, Status
-from tasks.monitoring.status_schema import SILENT, budget_words
+from tasks.monitoring.status_schema import SILENT
 from tasks.terminal_text import one_line
 
 BAR_WIDTH = 40

@@ -14,21 +14,21 @@ from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import UNREADABLE, AstraFlowError, NotFoundError, TransientError
 from storage.records.batches import Batch
-from storage.records.control import BudgetKind, ClosingStep, Heartbeat, Stop
+from storage.records.control import ClosingStep, Heartbeat, Stop
 from storage.records.progress import (
     MirrorProgress,
     RolloutProgress,
     SupervisorProgress,
     TrainerProgress,
 )
-from storage.run import batches, evaluations, orders, shards, usage
+from storage.run import batches, evaluations, orders, shards
 from storage.run import runs as stored_runs
 from storage.run.runs import RunRecord
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, tags
+from tasks.monitoring.budget_status import read_budget
 from tasks.monitoring.status_schema import (
     SILENT,
-    BudgetStatus,
     Closing,
     EvalStatus,
     MemberStatus,
@@ -117,7 +117,7 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
         },
         regions={name: _region(name, beats, now, limit_s) for name in _regions(config, beats)},
         evals=scores,
-        budget=_budget(run, problems),
+        budget=read_budget(run, problems),
         members=[_member(beat, now, limit_s) for beat in beats],
         counts={
             "orders": orders.next_number(
@@ -216,20 +216,6 @@ def _stop(run: ObjectStore, problems: list[str]) -> Stop | None:
     except UNREADABLE as error:
         problems.append(str(error))
         return None
-
-
-def _budget(run: ObjectStore, problems: list[str]) -> dict[BudgetKind, BudgetStatus]:
-    """Read what is used of each limit. An unreadable usage is a problem."""
-    try:
-        found = usage.read(run)
-    except UNREADABLE as error:
-        problems.append(str(error))
-        return {}
-    limits = found.limits if found else {}
-    used = found.used if found else {}
-    return {
-        kind: BudgetStatus(used=used.get(kind, 0.0), limit=limit) for kind, limit in limits.items()
-    }
 
 
 def _beats(run: ObjectStore, problems: list[str]) -> list[Heartbeat]:

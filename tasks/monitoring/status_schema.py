@@ -7,12 +7,11 @@ from typing import Literal
 
 from storage.config_model import Frozen
 from storage.records.control import BudgetKind, ClosingStep, RunEnd
+from tasks.monitoring.budget_status import BudgetStatus
 
 State = RunEnd | Literal["starting", "running", "interrupted", "unreadable"]
 
 
-WARN_SHARE = 0.8
-"""Share of a limit from which it is nearly used up."""
 SILENT = "silent"
 """State of a member whose heartbeat is too old to mean anything."""
 
@@ -115,32 +114,6 @@ def continues(origins: Mapping[str, OriginStatus]) -> str:
             named = ", ".join(f"{each.policy}@{each.version}" for each in of_run.values())
             parts.append(f"{run} from {named}")
     return f"continues {'; '.join(parts)}" if parts else ""
-
-
-class BudgetStatus(Frozen):
-    """One limit of the run's budget."""
-
-    used: float
-    limit: float
-
-    @property
-    def is_used_up(self) -> bool:
-        return self.used >= self.limit
-
-    @property
-    def is_nearly_used_up(self) -> bool:
-        return self.used >= WARN_SHARE * self.limit
-
-
-def budget_words(budget: Mapping[BudgetKind, BudgetStatus]) -> str:
-    """Return what people are shown: `budget: hours 2.5 of 8, cost 31.25 of 500`; empty for none."""
-    parts = []
-    for kind, each in budget.items():
-        digits = {"hours": 1 if each.limit >= 1 else 4, "tokens": 0, "cost": 2}[kind]
-        limit = f"{each.limit:,.{digits}f}"
-        limit = limit.rstrip("0").rstrip(".") if "." in limit else limit
-        parts.append(f"{kind} {each.used:,.{digits}f} of {limit}")
-    return f"budget: {', '.join(parts)}" if parts else ""
 
 
 class Status(Frozen):

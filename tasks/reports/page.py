@@ -21,9 +21,10 @@ from storage.records.control import Heartbeat
 from storage.run import evaluations
 from storage.run.evaluations import SOLO_WORKFLOW, Evaluation
 from storage.store.object_store import ObjectStore
+from tasks.monitoring.budget_status import budget_words
 from tasks.monitoring.mlflow_client import flatten
 from tasks.monitoring.status import status_of
-from tasks.monitoring.status_schema import Status, budget_words, continues
+from tasks.monitoring.status_schema import Status, continues
 from tasks.monitoring.training_curves import History, read_history
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.stored_config import read_config

@@ -17,7 +17,7 @@ from storage.records.control import BudgetKind, CountedLife, Heartbeat, Usage
 from storage.records.numbers import QUANTITY_MAX
 from storage.run import orders, runs, usage
 from storage.store.object_store import ObjectStore
-from tasks.monitoring.status_schema import BudgetStatus, budget_words
+from tasks.monitoring.budget_status import BudgetStatus, budget_of, budget_words
 from tasks.recipes.prices import price_per_hour
 from tasks.recipes.run_config import BudgetConfig
 
@@ -65,10 +65,9 @@ class BudgetMeter:
                 self.config.price_per_hour, beat.kind, beat.region
             )
         used = {kind: min(amount, QUANTITY_MAX) for kind, amount in self._used.items()}
-        usage.write(self.run, Usage(limits=limits, used=used, members=self._members))
-        budgets = {
-            kind: BudgetStatus(used=used[kind], limit=limit) for kind, limit in limits.items()
-        }
+        record = Usage(limits=limits, used=used, members=self._members)
+        usage.write(self.run, record)
+        budgets = budget_of(record)
         self._warn(budgets)
         return budget_words({kind: each for kind, each in budgets.items() if each.is_used_up})
 

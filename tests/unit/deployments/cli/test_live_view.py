@@ -7,6 +7,7 @@ from rich.console import Console
 from deployments.cli import live_view, tables
 from deployments.cli.live_view import View
 from storage.records.control import ClosingStep, WaitReason
+from tasks.monitoring.budget_status import BudgetStatus
 from tasks.monitoring.status import (
     Closing,
     EvalStatus,
@@ -15,7 +16,6 @@ from tasks.monitoring.status import (
     RegionStatus,
     Status,
 )
-from tasks.monitoring.status_schema import BudgetStatus
 
 
 def _policy(step: int, **measured: float) -> PolicyStatus:
