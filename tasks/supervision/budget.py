@@ -115,7 +115,7 @@ class BudgetMeter:
         Heartbeats of an older attempt that still runs are ignored, as the supervisor does.
         """
         counted = self._members.get(beat.id)
-        if beat.kind == "supervisor" or (counted and beat.attempt < counted.attempt):
+        if counted and beat.attempt < counted.attempt:
             return 0.0
         is_same = counted and (counted.attempt, counted.started_s) == (beat.attempt, beat.started_s)
         before_s = counted.alive_s if counted and is_same else 0.0

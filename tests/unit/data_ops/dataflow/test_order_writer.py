@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -112,6 +114,18 @@ def test_an_order_has_the_sampled_tokens_of_all_seen_shards_also_after_a_restart
     assert write(memory_store, writer).tokens == 10
     writer.see(2, None, 5)
     assert write(memory_store, writer).tokens == 15
+
+
+def test_an_order_of_an_earlier_release_does_not_lower_the_sampled_tokens(
+    memory_store: ObjectStore,
+) -> None:
+    writer = ordering(memory_store)
+    write(memory_store, writer)
+    writer.see(0, None, 4)
+    write(memory_store, writer)
+    earlier = replace(writer.draft(samples_per_prompt=4, now_s=1.0), tokens=0)
+    orders.create(memory_store, earlier)
+    assert write(memory_store, ordering(memory_store)).tokens == 4
 
 
 def test_a_damaged_newest_order_does_not_lower_the_sampled_tokens(

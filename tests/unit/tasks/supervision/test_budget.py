@@ -128,6 +128,27 @@ def test_tokens_are_those_of_the_newest_order(
     assert used(world).used["tokens"] == tokens
 
 
+def test_an_order_is_read_once_for_the_tokens(
+    supervised: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = supervised(tokens=1000)
+    read, numbers = orders.read, list[int]()
+
+    def counting(run: ObjectStore, number: int) -> Order:
+        numbers.append(number)
+        return read(run, number)
+
+    monkeypatch.setattr(orders, "read", counting)
+    world.look(rounds=2)
+    order(world, 0, 100)
+    order(world, 1, 200)
+    world.look(rounds=3)
+    order(world, 2, 300)
+    world.look(rounds=3)
+    assert numbers == [1, 2]
+    assert used(world).used["tokens"] == 300.0
+
+
 def test_tokens_never_decrease_over_damaged_orders_and_restarts(
     supervised: Callable[..., World],
 ) -> None:
