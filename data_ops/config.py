@@ -65,7 +65,8 @@ class DataConfig(Frozen):
     """The dataflow service."""
 
     prompts: PromptSource
-    """One of `data_ops/prompts/`: `builtin`, `path`, `hub` or `custom` selects it."""
+    """One of `data_ops/prompts/`: `builtin`, `path`, `hub`, `window` or `custom`
+    selects it."""
     start: PromptPosition = PromptPosition()
     """Where in the stream of prompts the run begins."""
     samples_per_prompt: Count = 8

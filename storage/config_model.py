@@ -104,6 +104,8 @@ Devices: TypeAlias = Annotated[int, _Number, Field(ge=1, le=64)]
 Threads: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_024)]
 Megabytes: TypeAlias = Annotated[int, _Number, Field(ge=64, le=16_777_216)]
 """Memory: 64 MB to 16 TB."""
+Bytes: TypeAlias = Annotated[int, _Number, Field(ge=1, le=2**40)]
+"""Size of files: up to 1 TiB."""
 Seed: TypeAlias = Annotated[int, _Number, Field(ge=0, le=2**63 - 1)]
 Seconds: TypeAlias = Annotated[float, _Number, Field(gt=0, le=2_592_000)]
 """A duration; at most thirty days."""

@@ -6,7 +6,8 @@
     ├── NotFoundError      wait or continue: the object does not exist (yet)
     ├── CorruptError       quarantine: the bytes are not a valid object of their key
     └── ConfigError        stop: a person must change something
-        └── ObjectTooLargeError  write a smaller object
+        ├── ObjectTooLargeError  write a smaller object
+        └── EmptyWindowError     skip: a data window has no row (yet)
 
 The failure of an episode is not an exception but data of the episode
 (`storage.records.rollouts.Episode.error`).
@@ -39,6 +40,10 @@ class ConfigError(AstraFlowError):
 
 class ObjectTooLargeError(ConfigError):
     """Readers would refuse the object: it, or a value in it, is larger than they accept."""
+
+
+class EmptyWindowError(ConfigError):
+    """No row of the files is in the data window. Nothing was stored."""
 
 
 UNREADABLE = (CorruptError, ConfigError)

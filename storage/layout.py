@@ -2,6 +2,7 @@
 
 runs/{run id}/                       models/{build digest}/          (shared by runs)
   run.json  stop.json  usage.json      manifest.json  model.safetensors  config.json  …
+  prompts/{sha256}.arrow
   orders/00000007.json  orders/end.json  promotions/{name}/00000001.json (shared by runs)
   leases/00000007.0000.json
   shards/00000007.arrow
@@ -35,6 +36,7 @@ LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = (
     "quarantine",
 )
 TAGS = "tags"
+PROMPTS = "prompts"
 REPORT = "report.html"
 FROZEN = "frozen.json"
 """While it exists, no version of the run is retired."""
@@ -82,6 +84,11 @@ def promotions(name: str) -> str:
 
 def promotion(name: str, number: int) -> str:
     return f"{promotions(name)}/{number:08d}.json"
+
+
+def prompts(digest: str) -> str:
+    """Return the key of a run's frozen rows by their digest, `sha256:` and 64 hex digits."""
+    return f"{PROMPTS}/{digest.removeprefix('sha256:')}.arrow"
 
 
 def order(number: int) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from data_ops.prompts.frozen import stream_of
 from rollout.placement import worker_gpus
 from rollout.service import event_loop
 from rollout.service.agent_pool import open_agent_pool
@@ -167,7 +168,8 @@ async def _play(
         name: spec.sampling.model_copy(update={"temperature": evaluation.temperature})
         for name, spec in config.policies.items()
     }
-    prompts = evaluation.prompts.stream().all(evaluation.prompts.limit)
+    stream = stream_of(run, "evaluation.prompts", evaluation.prompts)
+    prompts = stream.all(evaluation.prompts.limit)
     agent_pool = open_agent_pool(run, rollout, sampling)
     try:
         await agent_pool.load(run, {policy: versions[policy] for policy in agent_pool.engines})

@@ -22,6 +22,7 @@ from data_ops.dataflow.batch_assembly import BatchAssembly, Span, no_span, stall
 from data_ops.dataflow.order_writer import OrderWriter
 from data_ops.dataflow.shard_ingest import IngestedShard, ingest_shard
 from data_ops.dataflow.vocabulary import VocabSizes
+from data_ops.prompts.frozen import stream_of
 from storage import layout
 from storage.coordination.lifetime import Lifetime, SameFailure, backoff_s
 from storage.errors import ConflictError, CorruptError, NotFoundError, TransientError
@@ -60,13 +61,13 @@ class Dataflow:
         span: Span = no_span,
     ) -> None:
         """Raises ConfigError for prompts or algorithms that cannot be used, CorruptError naming an
-        unreadable batch.
+        unreadable batch or unreadable prompts.
         """
         self._run, self._config, self._policies, self._seed = run, config, policies, seed
         self._ingest = ingest or self._ingest_here
         self._vocab_sizes = VocabSizes(run, list(policies))
         self._clock, self._span = clock, span
-        self._stream = config.prompts.stream()
+        self._stream = stream_of(run, "data.prompts", config.prompts)
         self.restore()
 
     @property

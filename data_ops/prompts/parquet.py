@@ -7,13 +7,12 @@ and values are counted before they are made, and rows are made only as they are 
 """
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from data_ops.prompts.rows import Unreadable
+from data_ops.prompts.rows import RowsFile, Unreadable
 from storage.errors import ConfigError
 from storage.formats import json_values
 from storage.records.types import Json
@@ -40,9 +39,11 @@ Counts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 log = logging.getLogger(__name__)
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Json | Unreadable]]:
+def read_rows(
+    file: RowsFile, dates: Collection[str] = ()
+) -> Iterator[tuple[int, Json | Unreadable]]:
     """Yield each row with its number (from 1); in place of a row that is too large or cannot be
-    converted, why.
+    converted, why. Times in the columns `dates` become text.
 
     Raises ConfigError for a file that is not Parquet, and when the rows so far fill the memory.
     """
@@ -50,32 +51,32 @@ def read_rows(path: Path) -> Iterator[tuple[int, Json | Unreadable]]:
 
     number = 0
     try:
-        for number, row in enumerate(_rows(path), start=1):
+        for number, row in enumerate(_rows(file, dates), start=1):
             yield number, row
     except (pa.ArrowMemoryError, MemoryError):
         raise ConfigError(
-            f"prompts.path {path}: the rows after row {number} do not fit in the memory of this "
+            f"{file}: the rows after row {number} do not fit in the memory of this "
             "machine; set prompts.limit, or write the file in smaller row groups"
         ) from None
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(
-            f"prompts.path {path} cannot be read as Parquet ({error}); write the file again"
+            f"{file} cannot be read as Parquet ({error}); write the file again"
         ) from error
 
 
-def _rows(path: Path) -> Iterator[Json | Unreadable]:
+def _rows(file: RowsFile, dates: Collection[str]) -> Iterator[Json | Unreadable]:
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
-        metadata, schema = file.metadata, _plain_schema(file.schema_arrow, path)
+    with pq.ParquetFile(file.path) as opened:
+        metadata, schema = opened.metadata, _plain_schema(opened.schema_arrow, file, dates)
     memory_bytes = num_rows = 0
     for group in range(metadata.num_row_groups):
-        for batch in _batches(path, metadata, group, schema.names):
-            for row, row_bytes in _converted(batch, schema):
+        for batch in _batches(file, metadata, group, schema.names):
+            for row, row_bytes in _converted(_without_times(batch, schema), schema):
                 memory_bytes += row_bytes
                 if memory_bytes > MEMORY_BYTES_MAX:
                     raise ConfigError(
-                        f"prompts.path {path}: more than {num_rows:,} rows take more than "
+                        f"{file}: more than {num_rows:,} rows take more than "
                         f"{MEMORY_BYTES_MAX / 2**30:g} GiB of memory; set prompts.limit to at "
                         f"most {num_rows}, or correct the file"
                     )
@@ -83,7 +84,7 @@ def _rows(path: Path) -> Iterator[Json | Unreadable]:
                 yield row
 
 
-def _batches(path: Path, metadata: Any, group: int, names: list[str]) -> Iterator[Any]:
+def _batches(file: RowsFile, metadata: Any, group: int, names: list[str]) -> Iterator[Any]:
     """Yield these columns of a row group: text that is stored as a dictionary stays one.
 
     Arrow has no dictionary of 2^31 bytes, and none of a chunk that is partly in another encoding:
@@ -91,7 +92,7 @@ def _batches(path: Path, metadata: Any, group: int, names: list[str]) -> Iterato
     """
     import pyarrow as pa
 
-    chunks = _chunks(metadata.row_group(group), names, path)
+    chunks = _chunks(metadata.row_group(group), names, file)
     dictionaries = [
         chunk.path_in_schema
         for chunk in chunks
@@ -99,25 +100,25 @@ def _batches(path: Path, metadata: Any, group: int, names: list[str]) -> Iterato
     ]
     num_read = 0
     try:
-        for batch in _read(path, metadata, group, names, chunks, dictionaries):
+        for batch in _read(file, metadata, group, names, chunks, dictionaries):
             yield batch
             num_read += batch.num_rows
     except (pa.ArrowNotImplementedError, pa.ArrowCapacityError):
         if not dictionaries:
             raise
-        for batch in _read(path, metadata, group, names, chunks, []):
+        for batch in _read(file, metadata, group, names, chunks, []):
             num_again = min(num_read, batch.num_rows)
             num_read -= num_again
             yield batch.slice(num_again)
 
 
-def _chunks(group: Any, names: list[str], path: Path) -> list[Any]:
+def _chunks(group: Any, names: list[str], file: RowsFile) -> list[Any]:
     """Return the metadata of these columns in a row group, one for each leaf of a nested column."""
     chunks = [group.column(index) for index in range(group.num_columns)]
     num_values = max((chunk.num_values for chunk in chunks), default=0)
     if num_values > json_values.VALUES_MAX * group.num_rows:
         raise ConfigError(
-            f"prompts.path {path}: {group.num_rows:,} rows have {num_values:,} values in one "
+            f"{file}: {group.num_rows:,} rows have {num_values:,} values in one "
             f"column, more than the limit of {json_values.VALUES_MAX:,} for each row; shorten the "
             "lists"
         )
@@ -126,7 +127,7 @@ def _chunks(group: Any, names: list[str], path: Path) -> list[Any]:
 
 
 def _read(
-    path: Path,
+    file: RowsFile,
     metadata: Any,
     group: int,
     names: list[str],
@@ -147,8 +148,8 @@ def _read(
                 value_bytes = min(chunk.total_uncompressed_size, TEXT_BYTES_MAX)
                 repeated_bytes += value_bytes * values_per_row
     batch_rows = min(READ_BYTES * num_rows // group_bytes, REPEATED_BYTES // repeated_bytes)
-    with pq.ParquetFile(path, metadata=metadata, read_dictionary=dictionaries) as file:
-        for batch in file.iter_batches(
+    with pq.ParquetFile(file.path, metadata=metadata, read_dictionary=dictionaries) as opened:
+        for batch in opened.iter_batches(
             int(np.clip(batch_rows, 1, max(num_rows, 1))),
             row_groups=[group],
             columns=names,
@@ -157,9 +158,18 @@ def _read(
             yield batch.select(names)
 
 
-def _plain_schema(schema: Any, path: Path) -> Any:
-    """Return the schema of the columns whose types JSON has: orders store prompts as JSON."""
+def _plain_schema(schema: Any, file: RowsFile, dates: Collection[str]) -> Any:
+    """Return the schema of the columns whose types JSON has: orders store prompts as JSON.
+
+    The columns `dates` with times are text in it.
+    """
     import pyarrow as pa
+
+    for index, column in enumerate(schema):
+        if column.name in dates and (
+            pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
+        ):
+            schema = schema.set(index, column.with_type(pa.string()))
 
     scalars = (
         pa.types.is_string,
@@ -179,21 +189,36 @@ def _plain_schema(schema: Any, path: Path) -> Any:
 
     names: list[str] = schema.names
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"prompts.path {path} has the column {twice[0]!r} twice; keep one")
+        raise ConfigError(f"{file} has the column {twice[0]!r} twice; keep one")
     dropped = {column.name: column.type for column in schema if not plain(column.type)}
     if len(dropped) == len(names):
         types = ", ".join(f"{name} {kind}" for name, kind in dropped.items())
         raise ConfigError(
-            f"prompts.path {path} has no column with a type that JSON has (found "
+            f"{file} has no column with a type that JSON has (found "
             f"{types or 'no column'}); write its text as string"
         )
     if dropped:
         log.warning(
             "%s: columns %s are left out, because JSON cannot hold their types",
-            path,
+            file,
             ", ".join(dropped),
         )
     return pa.schema([column for column in schema if column.name not in dropped])
+
+
+def _without_times(batch: Any, schema: Any) -> Any:
+    """Return the batch with those columns as text that are text in `schema` alone."""
+    import pyarrow as pa
+
+    for index, column in enumerate(batch.schema):
+        if pa.types.is_timestamp(column.type):
+            utc = batch.column(index).cast(pa.timestamp(column.type.unit, column.type.tz and "UTC"))
+            batch = batch.set_column(index, schema.field(index), utc.cast(pa.string()))
+        elif pa.types.is_date(column.type):
+            batch = batch.set_column(
+                index, schema.field(index), batch.column(index).cast(pa.string())
+            )
+    return batch
 
 
 def _converted(batch: Any, schema: Any) -> Iterator[tuple[Json | Unreadable, int]]:

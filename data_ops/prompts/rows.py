@@ -6,7 +6,9 @@ is refused here, where its line number is known.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from data_ops.prompts.source import Columns
@@ -28,6 +30,18 @@ class Unreadable(str):
     """In place of a row: why its bytes cannot be read."""
 
 
+@dataclass(frozen=True)
+class RowsFile:
+    """A local file of rows."""
+
+    path: Path
+    name: str
+    """In messages: a copy of another file is named as that file."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
 def collect(
     source: Columns,
     what: str,
@@ -38,41 +52,68 @@ def collect(
     """Return the prompts of the numbered rows. Raises ConfigError that names the broken rows when
     there are any, or when there is no prompt.
     """
+    prompts = select(source, what, stem, rows, unit)
+    if not prompts:
+        raise ConfigError(f"{what} holds no prompt at all; give a source with at least one {unit}")
+    return prompts
+
+
+def select(
+    source: Columns,
+    what: str,
+    stem: str,
+    rows: Iterable[tuple[int, bytes | Json | Unreadable]],
+    unit: str,
+    is_wanted: Callable[[Json], bool] = lambda columns: True,
+) -> list[Prompt]:
+    """Return the prompts of the wanted rows, up to the source's limit.
+
+    Of other rows nothing is checked but that they can be read. Raises ConfigError that names the
+    broken rows when there are any.
+
+    Args:
+        is_wanted: of the columns of a row; may raise BrokenRowError.
+    """
     if wrong := json_values.fault(stem):
         raise ConfigError(
             f"{what!r} becomes part of every prompt's id, but it {wrong[1]}; rename it"
         )
     prompts: list[Prompt] = []
     broken: list[tuple[int, str]] = []
+    num_rows = 0
     for number, row in rows:
+        num_rows += 1
         try:
-            prompts.append(Prompt(f"{stem}/{number - 1}", _fields(row, source)))
+            columns = _columns(row)
+            if is_wanted(columns):
+                prompts.append(Prompt(f"{stem}/{number - 1}", _fields(columns, source)))
         except BrokenRowError as error:
             broken.append((number, str(error)))
         if source.limit and len(prompts) >= source.limit and not broken:
             break
     if broken:
-        raise ConfigError("\n  ".join(_report(what, unit, broken, len(prompts))))
-    if not prompts:
-        raise ConfigError(f"{what} holds no prompt at all; give a source with at least one {unit}")
+        raise ConfigError("\n  ".join(_report(what, unit, broken, num_rows)))
     return prompts
 
 
-def _report(what: str, unit: str, broken: list[tuple[int, str]], num_good: int) -> Iterator[str]:
-    num_rows = len(broken) + num_good
+def _report(what: str, unit: str, broken: list[tuple[int, str]], num_rows: int) -> Iterator[str]:
     yield f"{what}: {len(broken)} of {num_rows} {unit}s cannot be used; correct or remove them:"
     yield from (f"{unit} {number}: {reason}" for number, reason in broken[:BROKEN_LINES_SHOWN])
     if len(broken) > BROKEN_LINES_SHOWN:
         yield f"and {len(broken) - BROKEN_LINES_SHOWN} more"
 
 
-def _fields(row: bytes | Json | Unreadable, source: Columns) -> Json:
+def _columns(row: bytes | Json | Unreadable) -> Json:
     if isinstance(row, Unreadable):
         raise BrokenRowError(str(row))
     columns = _parse(row) if isinstance(row, bytes) else row
     if wrong := json_values.fault(columns):
         where, why = wrong
         raise BrokenRowError(f"column {where[:COLUMNS_SHOWN]!r} {why}" if where else why)
+    return columns
+
+
+def _fields(columns: Json, source: Columns) -> Json:
     question, answer = _text(columns, source.question), _text(columns, source.answer)
     if source.answer_after is not None:
         _, mark, answer = answer.rpartition(source.answer_after)

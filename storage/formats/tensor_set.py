@@ -8,7 +8,7 @@ own modules.
 """
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -80,15 +80,14 @@ def write(
         return file, infos
 
     numbered_parts = enumerate(_parts(tensors, min(FILE_BYTES_MAX, memory_bytes // TRANSFERS_MAX)))
-    parts = list(
-        ordered_map(
-            store_part,
-            numbered_parts,
-            threads=TRANSFERS_MAX,
-            budget=memory_bytes,
-            cost=lambda numbered: _num_bytes(numbered[1]),
-        )
-    )
+    with ordered_map(
+        store_part,
+        numbered_parts,
+        threads=TRANSFERS_MAX,
+        budget=memory_bytes,
+        cost=lambda numbered: _num_bytes(numbered[1]),
+    ) as stored:
+        parts = list(stored)
     infos = {name: info for _, part in parts for name, info in part.items()}
     files = write_extra_files(folder, extra_files, write_id)
     return Contents(infos, tuple(file for file, _ in parts) + files)
@@ -236,14 +235,14 @@ def check_files(folder: ObjectStore, files: Sequence[FileInfo]) -> None:
     def check(info: FileInfo) -> None:
         read_twice(lambda: read_file(folder, info))
 
-    for _ in ordered_map(
+    with ordered_map(
         check,
         files,
         threads=TRANSFERS_MAX,
         budget=MEMORY_BYTES,
         cost=lambda info: info.num_bytes,
-    ):
-        pass
+    ) as checked:
+        deque(checked, maxlen=0)
 
 
 def _checked_tensors(

@@ -6,6 +6,7 @@ The log is the only record of which versions are in use. Its objects are never d
 """
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +16,6 @@ from storage.formats.json_objects import seal, unseal
 from storage.plain_names import RUN_ID
 from storage.records.promotions import PromotionDecision
 from storage.store.object_store import ObjectStore, read_twice
-from storage.store.ordered_map import ordered_map
 
 READ_THREADS = 16
 DECISION_BYTES_MAX = 1_000_000
@@ -83,8 +83,9 @@ def read_log(store: ObjectStore, name: str) -> PromotionLog:
             return str(error)
 
     readable: list[PromotionDecision] = []
-    read_all = ordered_map(read_one, numbers, threads=READ_THREADS, budget=2 * READ_THREADS)
-    for number, result in zip(numbers, read_all, strict=True):
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        results = list(pool.map(read_one, numbers))
+    for number, result in zip(numbers, results, strict=True):
         if isinstance(result, PromotionDecision):
             readable.append(result)
         else:

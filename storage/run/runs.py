@@ -16,6 +16,7 @@ from storage.records.control import Stop
 from storage.records.numbers import UnixTime
 from storage.records.types import Json
 from storage.records.weights import Origin
+from storage.records.windows import PromptWindow
 from storage.store.object_store import ObjectStore, read_twice
 
 STOP_BYTES_MAX = 1_000_000
@@ -26,6 +27,7 @@ _DIFFERENCES_MAX = 10
 """Differing settings that one error message lists."""
 
 _NO_ORIGINS: Mapping[str, Origin] = MappingProxyType({})
+_NO_WINDOWS: Mapping[str, PromptWindow] = MappingProxyType({})
 
 FillDefaults: TypeAlias = Callable[[Json], Json]
 """Returns a configuration with every default written out."""
@@ -42,6 +44,10 @@ class RunRecord:
     config: Json
     origins: Mapping[PartName, Origin] = field(default_factory=dict)
     """policy → the version of another run that is its version 0; without the other policies."""
+    windows: Mapping[str, PromptWindow] = field(default_factory=dict)
+    """Place in the recipe, `data.prompts` or `evaluation.prompts` → its frozen rows, for each place
+    with a data window.
+    """
 
 
 def create_run(
@@ -51,10 +57,11 @@ def create_run(
     deployment: str = "",
     fill_defaults: FillDefaults = lambda config: config,
     origins: Mapping[str, Origin] = _NO_ORIGINS,
+    windows: Mapping[str, PromptWindow] = _NO_WINDOWS,
 ) -> ObjectStore:
     """Create a run, or join an existing one, and return its sub-store.
 
-    An existing run keeps its own origins.
+    An existing run keeps its own origins and windows.
 
     Args:
         fill_defaults: adds today's defaults to a configuration that an earlier release froze.
@@ -63,7 +70,7 @@ def create_run(
         ConfigError: the run exists with another configuration.
     """
     run = store.sub(layout.run_prefix(run_id))
-    body = seal(RunRecord(run_id, time.time(), deployment, config, origins))
+    body = seal(RunRecord(run_id, time.time(), deployment, config, origins, windows))
     try:
         run.create(layout.RUN, body)
     except ConflictError:

@@ -99,10 +99,11 @@ class ObjectStore:
 
         starts = range(0, num_bytes, part_bytes)
         parts: list[bytes] = []
-        for body in ordered_map(read_part, starts, threads=PARTS_MAX, budget=2 * PARTS_MAX):
-            parts.append(body)
-            if len(body) < part_bytes:
-                break  # the object ends here, even if `num_bytes` is larger
+        with ordered_map(read_part, starts, threads=PARTS_MAX, budget=2 * PARTS_MAX) as bodies:
+            for body in bodies:
+                parts.append(body)
+                if len(body) < part_bytes:
+                    break  # the object ends here, even if `num_bytes` is larger
         return b"".join(parts)
 
     def create(self, key: str, body: bytes) -> None:
@@ -191,16 +192,19 @@ class ObjectStore:
         return f"{self._path(prefix.rstrip('/'))}/" if prefix else self.prefix
 
     def _retry(self, call: Callable[[], R]) -> R:
-        """Return the result of `call`, which is repeated while it raises TransientError."""
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(TransientError),
-            wait=_backoff_s,
-            stop=tenacity.stop_after_attempt(TRIES_MAX)
-            | tenacity.stop_after_delay(self.patience_s),
-            after=_log_failure,
-            reraise=True,
-        )
-        return retrying(call)
+        return retried(call, self.patience_s)
+
+
+def retried(call: Callable[[], R], patience_s: float = PATIENCE_S) -> R:
+    """Return the result of `call`, which is repeated while it raises TransientError."""
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(TransientError),
+        wait=_backoff_s,
+        stop=tenacity.stop_after_attempt(TRIES_MAX) | tenacity.stop_after_delay(patience_s),
+        after=_log_failure,
+        reraise=True,
+    )
+    return retrying(call)
 
 
 def open_store(url: str) -> ObjectStore:

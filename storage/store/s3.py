@@ -10,9 +10,15 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from storage.errors import AstraFlowError, ConfigError, NotFoundError, TransientError
+from storage.errors import (
+    AstraFlowError,
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    TransientError,
+)
 from storage.store.backend import Keys, check_size
 from storage.store.s3_url import S3Location, is_endpoint
 
@@ -39,6 +45,20 @@ _TRANSIENT_CODES = {
     "ThrottlingException",
 }
 """Error codes with status 400 or 403 after which a retry may succeed."""
+
+
+class Listed(NamedTuple):
+    """One object of a listing."""
+
+    key: str
+    num_bytes: int
+    modified_s: float
+    """Unix time; S3 has whole seconds."""
+    etag: str
+    """Changes with the bytes."""
+
+
+ListedPage: TypeAlias = list[Listed]
 
 
 class S3Objects:
@@ -130,6 +150,61 @@ class S3Objects:
     def delete(self, key: str) -> None:
         with self._translated(key):
             self._call("delete_object", Key=self.root + key)
+
+    def list_page(self, prefix: str, token: str) -> tuple[ListedPage, str]:
+        """List up to PAGE_KEYS_MAX objects whose keys begin with `prefix`.
+
+        Args:
+            token: that of the page before; empty for the first page.
+
+        Returns:
+            The objects, sorted by key, and the token of the next page; empty for none.
+        """
+        options = {"ContinuationToken": token} if token else {}
+        with self._translated(prefix):
+            page = self._call(
+                "list_objects_v2", Prefix=self.root + prefix, MaxKeys=PAGE_KEYS_MAX, **options
+            )
+        listed = [
+            Listed(
+                entry["Key"][len(self.root) :],
+                int(entry["Size"]),
+                entry["LastModified"].timestamp(),
+                entry["ETag"],
+            )
+            for entry in page.get("Contents", ())
+        ]
+        return listed, str(page.get("NextContinuationToken", ""))
+
+    def read_version(self, key: str, etag: str, start: int, end: int) -> bytes:
+        """Read the bytes from `start` to `end` of the object if it still has the ETag `etag`.
+
+        Raises ConflictError when it has another one.
+        """
+        from fsspec.asyn import sync
+
+        async def get(filesystem: Any) -> bytes:
+            response = await filesystem._call_s3(
+                "get_object",
+                Bucket=self.bucket,
+                Key=self.root + key,
+                IfMatch=etag,
+                Range=f"bytes={start}-{end - 1}",
+            )
+            try:
+                return bytes(await response["Body"].read())
+            finally:
+                response["Body"].close()
+
+        with self._translated(key):
+            filesystem = self._fs()
+            try:
+                body: bytes = sync(filesystem.loop, get, filesystem)
+            except OSError as error:
+                if _status(error) == 412:
+                    raise ConflictError(f"{self._name(key)} was replaced") from error
+                raise
+            return body
 
     def _pages(self, prefix: str, **options: str) -> Pages:
         pages: Pages = []

@@ -19,6 +19,7 @@ from storage.records.rollouts import Sequence, Shard
 from storage.records.types import Bool, Float32, Int32
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
+from storage.verify.frozen_prompts import PromptAudit
 from storage.verify.missing_numbers import gaps
 from storage.verify.violations import Findings, Invariant
 
@@ -38,7 +39,11 @@ class ShardAudit:
     """Audit of a run's orders and shards."""
 
     def __init__(
-        self, run: ObjectStore, quarantined: Mapping[str, str], findings: Findings
+        self,
+        run: ObjectStore,
+        quarantined: Mapping[str, str],
+        findings: Findings,
+        prompts: PromptAudit,
     ) -> None:
         self.quarantined = quarantined
         """Key of an object in quarantine → reason."""
@@ -51,7 +56,7 @@ class ShardAudit:
         """Orders whose shard can be read."""
         self.sequences: dict[str, dict[int, dict[SequenceKey, str]]] = {}
         """policy → order → sequence → digest of what the policy's trainer must receive of it."""
-        self._run, self._findings = run, findings
+        self._run, self._findings, self._prompts = run, findings, prompts
         self._worker_digests: dict[tuple[str, int], dict[str, str]] = {}
         """(policy, version) → digest of the weights of a worker → key of the first such shard."""
 
@@ -127,6 +132,7 @@ class ShardAudit:
                 if number not in self.closed_orders:
                     self._findings.add(Invariant.CONTIGUOUS, layout.order(number), str(error))
             else:
+                self._prompts.check(order)
                 prompt_ids = [prompt.id for prompt in order.prompts]
                 terms[number] = _OrderTerms(prompt_ids, order.samples_per_prompt)
         return terms

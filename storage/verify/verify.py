@@ -1,6 +1,7 @@
 """Verification of a run: its invariants, checked from its stored objects alone.
 
-    orders ─ shards ─┬─▶ ShardAudit      1 contiguous, 4 tokens name published weights
+    prompts ─────────┬─▶ PromptAudit     3 frozen rows have their digest, orders no other prompts
+    orders ─ shards ─┼─▶ ShardAudit      1 contiguous, 4 tokens name published weights
     batches ─────────┼─▶ LedgerAudit     1 contiguous, 2 trained once, 5 stale, 6 ledger, 7 tokens
     weights ─────────┼─▶ WeightsAudit    1 contiguous, 3 parents, batches and digests
     evals ─ tags ────┴─▶ named_versions  4 readable, and names versions that exist
@@ -16,8 +17,10 @@ from dataclasses import dataclass, field
 from storage import layout, plain_names
 from storage.errors import UNREADABLE
 from storage.records.weights import Origin
+from storage.records.windows import PromptWindow
 from storage.run import batches, quarantine, runs
 from storage.store.object_store import ObjectStore
+from storage.verify.frozen_prompts import PromptAudit
 from storage.verify.ledger import LedgerAudit, LedgerCounts
 from storage.verify.named_versions import check_named_versions, read_named_versions
 from storage.verify.shards import ShardAudit
@@ -38,6 +41,8 @@ class RunTerms:
     """policy → rows of every batch."""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     """policy → the version of another run that is its version 0."""
+    windows: Mapping[str, PromptWindow] = field(default_factory=dict)
+    """Place in the recipe → its frozen rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +84,8 @@ def verify(
     steps = {policy: batches.steps(run, policy) for policy in policies}
     named = read_named_versions(run, findings)
     quarantined = quarantine.read_quarantine(run)
-    shards = ShardAudit(run, quarantined, findings)
+    prompts = PromptAudit(run, terms.windows, findings)
+    shards = ShardAudit(run, quarantined, findings, prompts)
     shards.audit(progress)
     counts, published = {}, {}
     for policy in policies:

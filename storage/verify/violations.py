@@ -12,7 +12,9 @@ class Invariant(IntEnum):
     TRAINED_ONCE = 2
     """A sequence is trained on at most once per policy, except where the batch says `replayed`."""
     LINEAGE = 3
-    """A version names its parent and its batch, and every stored tensor has the listed digest."""
+    """A version names its parent and its batch, every stored tensor has the listed digest, and
+    orders have prompts of the rows that `run.json` names, if it names any.
+    """
     VERSIONS_EXIST = 4
     """A version that a token, an evaluation or a tag names exists; the worker had its digest."""
     STALENESS = 5

@@ -144,13 +144,12 @@ class DeltaApplier:
 
         made: dict[_Entry, HostTensor] = {}
         stored_entries = _stored_entries(entries.values(), files)
-        for entry, tensor, made_digest in ordered_map(
-            make, stored_entries, threads=threads, budget=2 * threads
-        ):
-            made[entry] = tensor
-            self._digests.pop(tensor, None)  # of the bits before, where it was changed in place
-            if made_digest:
-                self._digests[tensor] = made_digest
+        with ordered_map(make, stored_entries, threads=threads, budget=2 * threads) as results:
+            for entry, tensor, made_digest in results:
+                made[entry] = tensor
+                self._digests.pop(tensor, None)  # of the bits before, where changed in place
+                if made_digest:
+                    self._digests[tensor] = made_digest
         unchanged = {
             source: _with_own_memory(source)
             for name, source in sources.items()

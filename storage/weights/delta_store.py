@@ -127,15 +127,14 @@ def write_changes(
         folder.put(name, body)
         return FileInfo(name, len(body), file_digest(body)), entries
 
-    uploaded = list(
-        ordered_map(
-            upload,
-            bodies(),
-            threads=TRANSFERS_MAX,
-            budget=memory_bytes,
-            cost=lambda file: len(file[1]),
-        )
-    )
+    with ordered_map(
+        upload,
+        bodies(),
+        threads=TRANSFERS_MAX,
+        budget=memory_bytes,
+        cost=lambda file: len(file[1]),
+    ) as results:
+        uploaded = list(results)
     if num_bytes > bytes_max:
         for file, _ in uploaded:
             folder.delete(file.name)

@@ -262,11 +262,10 @@ def copy_files(
         return file.num_bytes
 
     budget = manifests.MEMORY_BYTES
-    return sum(
-        ordered_map(
-            copy, files, threads=TRANSFERS_MAX, budget=budget, cost=lambda file: file.num_bytes
-        )
-    )
+    with ordered_map(
+        copy, files, threads=TRANSFERS_MAX, budget=budget, cost=lambda file: file.num_bytes
+    ) as copied:
+        return sum(copied)
 
 
 def _whole_tensor_files(manifest: Manifest) -> tuple[FileInfo, ...]:

@@ -125,30 +125,30 @@ def apply_path(
         delta_store.tensor_files(f"{run.url}/{delta.folder}", delta.tensors, delta.files)
         for delta in path
     ]
-    fetched = ordered_map(
-        lambda each: (each[1], delta_store.fetch(run.sub(each[0].folder), each[1])),
-        [(delta, file) for delta, of_delta in zip(path, files, strict=True) for file in of_delta],
-        threads=TRANSFERS_MAX,
-        budget=memory_bytes,
-        cost=lambda each: each[1].num_bytes,
-    )
     applier = DeltaApplier(
         loaded.tensors if loaded else {},
         {name: info.digest for name, info in loaded.manifest.tensors.items()} if loaded else {},
         spare.tensors.values() if spare else (),
     )
-    for delta, of_delta in zip(path, files, strict=True):
-        if delta.base is None:
-            applier.clear()
-        try:
-            applier.apply(
-                f"{run.url}/{delta.folder}",
-                delta.tensors,
-                islice(fetched, len(of_delta)),
-                with_digests=delta is path[-1],
-            )
-        except CorruptError as error:
-            raise DamagedPathError(delta, str(error)) from error
+    with ordered_map(
+        lambda each: (each[1], delta_store.fetch(run.sub(each[0].folder), each[1])),
+        [(delta, file) for delta, of_delta in zip(path, files, strict=True) for file in of_delta],
+        threads=TRANSFERS_MAX,
+        budget=memory_bytes,
+        cost=lambda each: each[1].num_bytes,
+    ) as fetched:
+        for delta, of_delta in zip(path, files, strict=True):
+            if delta.base is None:
+                applier.clear()
+            try:
+                applier.apply(
+                    f"{run.url}/{delta.folder}",
+                    delta.tensors,
+                    islice(fetched, len(of_delta)),
+                    with_digests=delta is path[-1],
+                )
+            except CorruptError as error:
+                raise DamagedPathError(delta, str(error)) from error
     check(manifest, applier.tensors, applier.digests())
     return LoadedWeights(manifest, applier.tensors)
 

@@ -51,6 +51,22 @@ class Point:
     """Unix time. Derived from stored objects, so that a repeated point is the same point."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DatasetInput:
+    """A data set that a run used."""
+
+    name: str
+    digest: str
+    """At most 36 characters."""
+    source_type: str
+    source: str
+    """JSON, at most 65,535 characters."""
+    profile: str
+    """JSON."""
+    tags: Mapping[str, str]
+    """Of this use of the data set."""
+
+
 def client_of(uri: str) -> Any:
     """Return an MLflow client, which repeats no request; call it within `translated`."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -138,6 +154,29 @@ class Board:
     def log_text(self, who: str, text: str, name: str) -> None:
         with translated():
             self._client.log_text(self._ids[who], text, name)
+
+    def log_inputs(self, who: str, inputs: Sequence[DatasetInput]) -> None:
+        """Log the data sets that the MLflow run does not have yet, by name and digest."""
+        from mlflow import entities
+
+        with translated():
+            logged = self._client.get_run(self._ids[who]).inputs
+            known = {
+                (each.dataset.name, each.dataset.digest)
+                for each in (logged.dataset_inputs if logged else ())
+            }
+            new = [
+                entities.DatasetInput(
+                    entities.Dataset(
+                        each.name, each.digest, each.source_type, each.source, profile=each.profile
+                    ),
+                    [entities.InputTag(key, value) for key, value in each.tags.items()],
+                )
+                for each in inputs
+                if (each.name, each.digest) not in known
+            ]
+            if new:
+                self._client.log_inputs(self._ids[who], new)
 
     def register(self, policy: str, model: Path, tags: Mapping[str, str]) -> str:
         """Log the folder `model` as an artifact and register it as a version of `model_name`.

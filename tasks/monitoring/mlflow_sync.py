@@ -4,7 +4,8 @@ up.
 
     store (manifests, batches, evaluations, heartbeats) ──sync──▶ MLflow
 
-The parent run in MLflow has evaluations and throughput; its children have the policies' steps.
+The parent run in MLflow has evaluations, throughput and data windows; its children have the
+policies' steps.
 """
 
 import logging
@@ -39,6 +40,7 @@ from tasks.monitoring.mlflow_client import (
 )
 from tasks.monitoring.status import region_rates
 from tasks.monitoring.training_curves import read_steps
+from tasks.monitoring.window_inputs import dataset_inputs
 from tasks.recipes.run_config import RunConfig
 
 log = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ class Tracker:
         self._board: Board | None = None
         self._next: dict[str, int] = {}
         self._evaluated = ""
+        self._has_inputs = False
         self._throughput: deque[Point] = deque(maxlen=THROUGHPUT_POINTS_MAX)
         self._logged_failure = False
 
@@ -108,6 +111,7 @@ class Tracker:
                 self._send_steps(board, policy)
             self._send_evaluations(board)
             self._send_throughput(board)
+            self._send_inputs(board)
         except AstraFlowError as error:
             if not self._logged_failure:
                 log.warning("tracking is delayed, the run is not: %s", error)
@@ -197,6 +201,12 @@ class Tracker:
         board.log(PARENT, _finite(waiting))
         for _ in waiting:
             self._throughput.popleft()
+
+    def _send_inputs(self, board: Board) -> None:
+        """Log the run's data windows, once for each tracker; MLflow keeps the first."""
+        if not self._has_inputs:
+            board.log_inputs(PARENT, dataset_inputs(self._run))
+            self._has_inputs = True
 
     def _catch_up(self) -> None:
         deadline_s = time.monotonic() + CATCH_UP_S

@@ -16,11 +16,12 @@ from data_ops.algorithms.filters import ZeroAdvantage
 from data_ops.prompts import PromptSource
 from data_ops.prompts.builtin import BuiltinPrompts
 from data_ops.prompts.custom import CustomPrompts
-from data_ops.prompts.path import FilePrompts
+from data_ops.prompts.path import SUFFIXES, FilePrompts
 from storage import import_path, layout
 from storage.errors import ConfigError
 from storage.run import orders
 from storage.store.object_store import open_store
+from storage.store.source_files import is_remote
 from tasks.base_models.config import CustomModel, FolderModel
 from tasks.base_models.folders import refuse_links
 from tasks.recipes import placement, prices, schema
@@ -33,7 +34,6 @@ from trainer.optimizers import CustomOptimizer
 NAME_MAX = 60
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _DEVICE = re.compile(r"(?!meta)[a-z]+(:\d{1,4})?")
-PROMPT_SUFFIXES = (".jsonl", ".parquet")
 EXPERIMENT_MAX = 195
 """Characters of an experiment's name: MLflow stores up to 256 of a model's, which is the
 experiment's, a hyphen and the policy's.
@@ -289,7 +289,7 @@ def _prompts(config: RunConfig) -> Iterator[Problem]:
 
 
 def _prompt_source(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
-    if isinstance(source, FilePrompts):
+    if isinstance(source, FilePrompts) and not is_remote(source.path):  # else where the run is
         yield from _prompt_file(path, source)
     elif isinstance(source, CustomPrompts):
         try:
@@ -301,7 +301,7 @@ def _prompt_source(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
 def _prompt_file(path: KeyPath, source: FilePrompts) -> Iterator[Problem]:
     file = Path(source.path)
     if os.path.isdir(file):
-        names = [name for name in _names_in(file) if name.endswith(PROMPT_SUFFIXES)]
+        names = [name for name in _names_in(file) if name.endswith(SUFFIXES)]
         example = file / (names or ["train.jsonl"])[0]
         yield Problem((*path, "path"), f"{file} is a folder; name one file, such as {example}")
     elif os.path.exists(file) and not os.path.isfile(file):
@@ -312,7 +312,7 @@ def _prompt_file(path: KeyPath, source: FilePrompts) -> Iterator[Problem]:
             (*path, "path"),
             f"{file} does not exist" + (f"; did you mean {near[0]}?" if near else ""),
         )
-    elif file.suffix not in PROMPT_SUFFIXES:
+    elif file.suffix not in SUFFIXES:
         yield Problem(
             (*path, "path"),
             f"{file.name} is neither .jsonl nor .parquet; convert it to one of them",

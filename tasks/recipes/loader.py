@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from storage.config_union import ByKey, ByPath, Choice
 from storage.errors import ConfigError
 from storage.formats import json_values
+from storage.store.source_files import is_remote
 from tasks.recipes import schema
 from tasks.recipes.checks import Problem, problems
 from tasks.recipes.run_config import RunConfig
@@ -87,8 +88,10 @@ def portable(recipe: str, elsewhere: bool) -> str:
     return str(file.resolve()) if file and not elsewhere else dump(read_source(recipe, _folders()))
 
 
-def absolute_paths(config: RunConfig) -> dict[str, str]:
+def absolute_paths(config: RunConfig) -> dict[str, Any]:
     """Absolute paths of the recipe's files, by dotted key; overrides for a process elsewhere.
+
+    The value of a list of paths is the whole list.
 
     Example: `{"data.prompts.path": "/home/me/train.jsonl"}`.
     """
@@ -244,10 +247,24 @@ def _or_null(data: Mapping[str, Any], path: KeyPath) -> str:
 def _make_absolute(data: dict[str, Any]) -> None:
     for *section, key in _paths_of(data):
         values = _section(data, *section)
-        with suppress(OSError, RuntimeError, ValueError):  # not a valid path: stays as it is
-            path = Path(values[key]).expanduser()
-            # An environment's interpreter is a link, by whose own place it finds its packages.
-            values[key] = str(path.absolute() if key == "python" else path.resolve())
+        written = values[key]
+        values[key] = (
+            [_absolute(key, each) for each in written]
+            if isinstance(written, list)
+            else _absolute(key, written)
+        )
+
+
+def _absolute(key: str, written: Any) -> Any:
+    """Return the absolute path; an address, and what is no path, as it is."""
+    if not isinstance(written, str) or is_remote(written):
+        return written
+    with suppress(OSError, RuntimeError, ValueError):
+        path = Path(written).expanduser()
+        # An environment's interpreter is a link, by whose own place it finds its packages; a
+        # pattern of files is no path yet.
+        return str(path.absolute() if key in ("python", "files") else path.resolve())
+    return written
 
 
 def _paths_of(data: dict[str, Any]) -> Iterator[KeyPath]:
@@ -255,7 +272,11 @@ def _paths_of(data: dict[str, Any]) -> Iterator[KeyPath]:
 
     Other values are refused by validation.
     """
-    keys: list[KeyPath] = [("data", "prompts", "path"), ("evaluation", "prompts", "path")]
+    keys: list[KeyPath] = [
+        (section, "prompts", *key)
+        for section in ("data", "evaluation")
+        for key in (("path",), ("window", "files"))
+    ]
     keys += [("policies", name, "model", "path") for name in _section(data, "policies")]
     keys += [
         ("rollout", "regions", name, "mirror") for name in _section(data, "rollout", "regions")
@@ -265,7 +286,8 @@ def _paths_of(data: dict[str, Any]) -> Iterator[KeyPath]:
         written = _section(data, *key[:-1]).get(key[-1])
         if key[-1] == "python" and "/" not in str(written):  # a command of the search path
             continue
-        if isinstance(written, str) and (key[-1] == "path" or (written and "://" not in written)):
+        is_local = isinstance(written, str) and not is_remote(written)
+        if isinstance(written, list) or (is_local and (written or key[-1] == "path")):
             yield key
 
 

@@ -46,6 +46,7 @@ def run_terms(run: ObjectStore) -> RunTerms:
             for policy, settings in policies.items()
         },
         origins=record.origins,
+        windows=record.windows,
     )
 
 

@@ -22,6 +22,7 @@ from storage.records.control import Heartbeat, ServiceState, Stop, WaitReason
 from storage.records.progress import SupervisorProgress
 from storage.run import runs
 from storage.store.object_store import ObjectStore
+from tasks import prompt_windows
 from tasks.base_models.stored import resolve
 from tasks.recipes import stored_config
 from tasks.recipes.run_config import RunConfig
@@ -327,22 +328,28 @@ class Supervisor:
 def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -> ObjectStore:
     """Open the run, or create it; resume a run that was stopped before.
 
-    A new run gets the numbers of the versions of other runs that it begins with.
+    A new run gets the numbers of the versions of other runs that it begins with, and the rows of
+    its data windows. For a run that exists neither is looked up.
 
     Raises:
+        EmptyWindowError: a data window has no row; nothing was stored.
         ConfigError: the run exists with another configuration, or is completed; a version that it
-            begins with does not exist.
+            begins with does not exist; the files of a data window cannot be used.
     """
     resolved = config.model_dump(mode="json")
     models = {policy: spec.model for policy, spec in config.policies.items()}
-    exists = store.sub(layout.run_prefix(run_id)).exists(layout.RUN)
+    new = store.sub(layout.run_prefix(run_id))
+    exists = new.exists(layout.RUN)
+    origins = {} if exists else resolve(store, models)
+    windows = {} if exists else prompt_windows.freeze(new, config)
     run = runs.create_run(
         store,
         run_id,
         resolved,
         deployment=deployment,
         fill_defaults=stored_config.comparable,
-        origins={} if exists else resolve(store, models),
+        origins=origins,
+        windows=windows,
     )
     stop = runs.check_restart(store, run_id, resolved, stored_config.comparable)
     if stop is not None:

@@ -9,7 +9,9 @@ computed while they are in the cache; the caller may apply several tensors in pa
 `delta_blocks` defines the bytes of a block.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
@@ -77,10 +79,11 @@ def encode(
         block = delta_blocks.encode(number, old, new, changes=changes)
         return block, delta_blocks.num_changed(block, old, new)
 
-    encoded = _mapped(encode_block, cuts, threads)
-    for name, of_tensor in groupby(zip(cuts, encoded, strict=True), key=lambda each: each[0][0]):
-        blocks, counts = zip(*(block for _, block in of_tensor), strict=True)
-        yield Change(name, b"".join(blocks), sum(counts))
+    with _mapped(encode_block, cuts, threads) as encoded:
+        placed = zip(cuts, encoded, strict=True)
+        for name, of_tensor in groupby(placed, key=lambda each: each[0][0]):
+            blocks, counts = zip(*(block for _, block in of_tensor), strict=True)
+            yield Change(name, b"".join(blocks), sum(counts))
 
 
 def moved(
@@ -97,8 +100,8 @@ def moved(
         block[:] = _block(old, number)
         delta_blocks.add(block, *_within(positions, steps, number))
 
-    for _ in _mapped(move_block, range(-(-len(new) // BLOCK_ELEMENTS)), threads):
-        pass
+    with _mapped(move_block, range(-(-len(new) // BLOCK_ELEMENTS)), threads) as done:
+        deque(done, maxlen=0)
     return made
 
 
@@ -173,7 +176,8 @@ def merge(
             delta_blocks.apply(total, part)
         return delta_blocks.encode(number, zeros, total), int(np.count_nonzero(total))
 
-    merged = list(_mapped(merge_block, numbers, threads))
+    with _mapped(merge_block, numbers, threads) as blocks:
+        merged = list(blocks)
     return b"".join(block for block, _ in merged), sum(count for _, count in merged)
 
 
@@ -201,10 +205,12 @@ def _within(positions: NDArray[np.uint64], steps: Bits, number: int) -> tuple[Po
     return (positions[first:end] - np.uint64(start)).astype(np.uint32), steps[first:end]
 
 
-def _mapped(work: Callable[[X], Y], inputs: Collection[X], threads: int) -> Iterator[Y]:
-    """Yield the results in order; without threads where they would not help."""
+def _mapped(
+    work: Callable[[X], Y], inputs: Collection[X], threads: int
+) -> AbstractContextManager[Iterator[Y]]:
+    """Iterate over the results in order; without threads where they would not help."""
     if threads == 1 or len(inputs) < 2:
-        return map(work, inputs)
+        return nullcontext(map(work, inputs))
     return ordered_map(work, inputs, threads=threads, budget=BLOCKS_AHEAD * threads)
 
 

@@ -7,7 +7,7 @@ filtered.
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from data_ops.dataflow.service import Dataflow
 from storage import layout
 from storage.errors import TransientError
 from storage.records.batches import Batch, SequenceKey
-from storage.records.rollouts import Episode, Order
+from storage.records.rollouts import Episode, Order, Prompt
 from storage.run import batches, orders, runs, shards
 from storage.run.quarantine import is_quarantined
 from storage.store.backend import Backend
@@ -27,6 +27,7 @@ from storage.verify.verify import verify
 from storage.weights import publisher
 from tasks.recipes.run_terms import run_terms
 from tests.support.runs.builders import episode, group, sequence, shard, tensors
+from tests.support.runs.frozen_windows import frozen_window
 
 POLICIES = {
     "solver": PolicyData(batch_size=6, steps=4),
@@ -154,9 +155,14 @@ class World:
 
 
 def world(
-    store: ObjectStore, policies: Mapping[str, PolicyData] = POLICIES, **config: object
+    store: ObjectStore,
+    policies: Mapping[str, PolicyData] = POLICIES,
+    frozen: Sequence[Prompt] = (),
+    **config: object,
 ) -> World:
-    """A run with version 0 of every policy and nothing else."""
+    """A run with version 0 of every policy, and with the rows `frozen` of a data window if there
+    are any.
+    """
     settings = {
         "prompts": {"builtin": "chained_addition"},
         "samples_per_prompt": 2,
@@ -167,7 +173,10 @@ def world(
     sizes = {policy: {"batch_size": wanted.batch_size} for policy, wanted in policies.items()}
     steps = max(wanted.steps for wanted in policies.values())
     run = runs.create_run(
-        store, "r", {"steps": steps, "policies": sizes, "data": data.model_dump(mode="json")}
+        store,
+        "r",
+        {"steps": steps, "policies": sizes, "data": data.model_dump(mode="json")},
+        windows={"data.prompts": frozen_window(store, "r", list(frozen))} if frozen else {},
     )
     simulation = World(run, data, policies)
     for policy in policies:

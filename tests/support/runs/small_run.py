@@ -10,6 +10,7 @@ from storage.records.control import RunEnd, ServiceState, Stop
 from storage.records.progress import Progress, ServiceKind
 from storage.records.rollouts import Order, Prompt
 from storage.records.weights import HostTensor
+from storage.records.windows import PromptWindow
 from storage.run import batches, evaluations, orders, runs, shards
 from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore, open_store
@@ -40,11 +41,17 @@ TENSORS = {"w": HostTensor("BF16", (2,), np.array([1, 2], dtype=np.uint16))}
 class SmallRun:
     """Writes one object at a time, so that a test determines exactly what its run has."""
 
-    def __init__(self, name: str, recipe: str = RECIPE) -> None:
+    def __init__(
+        self, name: str, recipe: str = RECIPE, windows: Mapping[str, PromptWindow] | None = None
+    ) -> None:
         self.store: ObjectStore = open_store(f"memory://{name}")
         self.config: RunConfig = load(recipe)
         self.run = runs.create_run(
-            self.store, RUN_ID, self.config.model_dump(mode="json"), "astraflow/multi-policy"
+            self.store,
+            RUN_ID,
+            self.config.model_dump(mode="json"),
+            "astraflow/multi-policy",
+            windows=windows or {},
         )
         self.created_s = runs.read_run(self.run).created_s
 

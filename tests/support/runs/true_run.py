@@ -2,10 +2,13 @@
 of `verify` and of damage.
 """
 
+from collections.abc import Mapping
+
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.service import Dataflow
 from data_ops.prompts import BuiltinPrompts
 from storage.records.rollouts import Episode, Group, Order, Sequence, Shard
+from storage.records.windows import PromptWindow
 from storage.run import batches, orders, shards
 from storage.run.runs import create_run
 from storage.store.object_store import ObjectStore
@@ -19,7 +22,12 @@ MAX_STALENESS = 2
 ROUNDS_MAX = 200
 
 
-def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -> ObjectStore:
+def finished_run(
+    store: ObjectStore,
+    run_id: str = "true",
+    steps: int = STEPS,
+    windows: Mapping[str, PromptWindow] | None = None,
+) -> ObjectStore:
     """A run whose two policies both reached version `steps`: contiguous, balanced, with correct
     digests.
     """
@@ -34,7 +42,7 @@ def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -
         "policies": {key: {"batch_size": BATCH_SIZE} for key in POLICIES},
         "data": data.model_dump(mode="json"),
     }
-    run = create_run(store, run_id, config)
+    run = create_run(store, run_id, config, windows=windows or {})
     versions = dict.fromkeys(POLICIES, 0)
     digests: dict[str, dict[int, str]] = {policy: {} for policy in POLICIES}
     for policy in POLICIES:

@@ -23,6 +23,7 @@ from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.records.control import BudgetKind, CountedLife, Stop, Usage
 from storage.records.progress import TrainerProgress
+from storage.records.rollouts import Prompt
 from storage.run import base_models, checkpoints, evaluations, promotions, quarantine, shards, usage
 from storage.run.checkpoints import CheckpointState
 from storage.run.runs import read_stop, request_stop
@@ -30,6 +31,7 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
 from tests.support.checkout import ROOT
 from tests.support.runs.builders import tensors
+from tests.support.runs.frozen_windows import frozen_window
 from tests.support.runs.promotable import gate_decision
 from tests.support.runs.true_run import MAX_STALENESS, POLICIES, STEPS, finished_run
 from tests.support.stores.stranger import (
@@ -41,6 +43,9 @@ from tests.support.stores.stranger import (
     weights_digest,
 )
 
+DIGITS = "5d0c" * 16
+PROMPT = Prompt("s3://bucket/feedback/1.jsonl/0", {"question": "1+1=?", "answer": "2"})
+"""The row of the run's data window."""
 PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
 
 
@@ -49,7 +54,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a store with one run that has an object of every kind."""
     folder = tmp_path_factory.mktemp("format")
     store = open_store(str(folder))
-    run = finished_run(store)
+    windows = {"evaluation.prompts": frozen_window(store, "true", [PROMPT])}
+    run = finished_run(store, windows=windows)
     lease = leases.take(run, 0, "rollout-us-east-0", "us-east", leases.LeaseWatch(20.0))
     assert lease is not None
     leases.renew(run, lease)
@@ -442,6 +448,7 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         "build_digest": "8c1f",
         "versions": "solver-00000004",
         "tag": "best",
+        "sha256": DIGITS,
     }
     documented = {
         pattern.format(**named, key=layout.shard(7))
@@ -449,6 +456,7 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
     }
     folders = [layout.weights("solver", 4), layout.checkpoint("solver", 3)]
     keys = {
+        layout.prompts: [layout.prompts(f"sha256:{DIGITS}")],
         layout.run_prefix: [layout.run_prefix("tiny-1") + "/"],
         layout.model_prefix: [layout.model_prefix("8c1f") + "/"],
         layout.order: [layout.order(7)],
@@ -506,6 +514,7 @@ def test_each_object_of_a_run_has_a_key_on_the_page(stranger: Stranger) -> None:
         "key": "(?:orders|shards|batches)/.+",
         "name": ".+",
         "versions": r"\S+",
+        "sha256": "[0-9a-f]{64}",
     }
     patterns = [
         re.compile(
@@ -655,3 +664,21 @@ def test_the_page_lists_exactly_the_written_columns_and_their_types(
     assert not any(field.nullable for field in schema)
     written = [(field.name, _arrow_type(field.type)) for field in schema]
     assert written == list(table(section(heading), "column").items())
+
+
+def test_an_independent_reader_reads_frozen_prompts_as_the_page_has_them(
+    stranger: Stranger,
+) -> None:
+    window = stranger.json("run.json")["windows"]["evaluation.prompts"]
+    digits = window["digest"].removeprefix("sha256:")
+    key = f"prompts/{digits}.arrow"
+    body = (stranger.root / key).read_bytes()
+    assert hashlib.sha256(body).hexdigest() == digits
+    header, rows = stranger.arrow(key, "prompts")
+    assert header == {}
+    assert rows["id"] == [PROMPT.id]
+    assert [json.loads(fields) for fields in rows["fields"]] == [PROMPT.fields]
+    schema = pa.ipc.open_file(body).schema
+    assert not any(field.nullable for field in schema)
+    written = [(field.name, _arrow_type(field.type)) for field in schema]
+    assert written == list(table(section("prompts/{sha256}.arrow"), "column").items())

@@ -7,7 +7,7 @@ from storage.coordination import heartbeats
 from storage.formats import arrow_sizes, json_objects, safetensors, tensor_set
 from storage.records import numbers, weights
 from storage.records import promotions as promotion_records
-from storage.run import orders, promotions, runs, usage
+from storage.run import orders, promotions, prompt_windows, runs, usage
 from storage.store import backend, s3
 from storage.weights import delta_applier
 from storage.weights.codec import delta_blocks, delta_numpy
@@ -44,6 +44,7 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"Texts are cut after {heartbeats.TEXT_MAX:,} characters.",
         f"the user or the flow run; cut after {decision_log.BY_MAX} characters",
         f"for people; cut after {decision_log.REASON_MAX:,} characters",
+        f"Writers write at most {prompt_windows.TEXT_BYTES_MAX:,} bytes of ids and fields.",
         f"A team has 1 to {promotion_records.POLICIES_MAX} policies, a table at most "
         f"{promotion_records.ROWS_MAX} rows, and a decision at most "
         f"{promotions.DECISION_BYTES_MAX:,} bytes.",

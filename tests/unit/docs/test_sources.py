@@ -2,15 +2,19 @@
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from data_ops.prompts import PROMPT_SOURCES, CustomPrompts
+from data_ops.prompts import PROMPT_SOURCES, CustomPrompts, window
+from data_ops.prompts.path import FETCHED_BYTES_MAX
+from data_ops.prompts.window import DataWindow, WindowPrompts
 from storage.coordination.lifetime import StoppedError
 from storage.errors import ConfigError, TransientError
+from storage.formats.arrow_sizes import ROWS_MAX
 from storage.formats.safetensors import to_safetensors
 from storage.records.rollouts import Prompt
 from storage.records.weights import HostTensor
@@ -24,7 +28,7 @@ PAGE = (ROOT / "docs" / "extending" / "sources.md").read_text(encoding="utf-8")
 
 
 def block(language: str) -> str:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)[0]
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)[-1]
 
 
 @pytest.fixture(autouse=True)
@@ -245,3 +249,22 @@ def test_the_page_names_every_source_and_every_setting() -> None:
             )
             for field in model.model_fields.keys() - {key}:
                 assert f"`{field}`" in row
+
+
+def test_the_data_window_of_the_page_is_a_recipe() -> None:
+    written = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)[0])
+    window = {key: str(value) for key, value in written["prompts"]["window"].items()}
+    window["files"] = written["prompts"]["window"]["files"]
+    config = load("single_policy_tiny", {"data.prompts": {**written["prompts"], "window": window}})
+    assert isinstance(config.data.prompts, WindowPrompts)
+    assert config.data.prompts.window.until == datetime(2026, 11, 2, tzinfo=UTC)
+    assert config.data.prompts.question == "problem"
+
+
+def test_the_limits_of_a_data_window_are_those_of_the_code() -> None:
+    text = " ".join(PAGE.split())
+    assert f"`files`: 1 to {window.PATTERNS_MAX} local paths" in text
+    default = DataWindow(files=["a.jsonl"]).bytes_max
+    assert f"`bytes_max` (default: {default / 2**30:g} GiB)" in text
+    assert f"at most {window.FILES_MAX:,} files and {ROWS_MAX:,} rows" in text
+    assert f"up to {FETCHED_BYTES_MAX / 2**30:g} GiB, and is checked there" in text

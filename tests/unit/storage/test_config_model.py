@@ -62,6 +62,10 @@ ADAPTER = "policies.solver.train.adapter"
 OPTIMIZER = "policies.solver.train.optimizer"
 SELECTED: dict[str, dict[str, Any]] = {
     **{f"{LOSS}.{key}": {f"{LOSS}.name": "ppo_clip"} for key in ("clip_low", "clip_high")},
+    **{
+        f"{section}.prompts.window.bytes_max": {f"{section}.prompts.window.files": ["a.jsonl"]}
+        for section in ("data", "evaluation")
+    },
     "data.task_runner.workers": {"data.task_runner.name": "processes"},
     **{
         f"{LOSS}.correction.{key}": {f"{LOSS}.correction.name": name}
@@ -162,7 +166,7 @@ def test_an_error_names_file_line_value_and_bound() -> None:
     [
         ("Steps", 1, 10**6), ("Count", 1, 10**6), ("CountOrNone", 0, 10**6), ("Rows", 1, 10**9), ("Tokens", 1, 10**8),
         ("TokensOrNone", 0, 10**8), ("Width", 2, 2**16), ("Layers", 1, 2**10), ("Threads", 1, 2**10),
-        ("Megabytes", 64, 2**24), ("Seed", 0, 2**63 - 1),
+        ("Megabytes", 64, 2**24), ("Bytes", 1, 2**40), ("Seed", 0, 2**63 - 1),
     ],
 )  # fmt: skip
 def test_integers_are_accepted_from_the_lowest_to_the_highest(

@@ -31,6 +31,7 @@ WRITERS = {
     "storage/machine/temporary_folders.py _delete_abandoned rmtree": "those of killed processes, by their prefix",
     "storage/machine/gpus.py installed which": "looks for a program and writes nothing",
     "storage/machine/gpu_locks.py _take os.open": "a lock in a folder of its own, named after a GPU of the machine",
+    "storage/store/source_files.py fetch open": "a copy in a temporary folder, under a name that the caller numbers",
     "rollout/engines/sglang/server_process.py _launched open": "the log, in a new folder of its own",
 }
 """Every call that may write a file → why its name cannot come from a stored object."""

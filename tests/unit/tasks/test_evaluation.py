@@ -10,6 +10,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from data_ops.prompts.window import DataWindow, WindowPrompts
 from rollout.agents.seeds import derived_seed
 from rollout.config import EngineConfig
 from storage.coordination.lifetime import CHECK_INTERVAL_S, Lifetime
@@ -31,6 +32,7 @@ from tests.support.runs.builders import tensors
 from tests.support.runs.dataflow_world import OutageBackend
 from tests.support.runs.evaluations import evaluation
 from tests.support.runs.fakes import ScriptedEngine, base_files, total
+from tests.support.runs.frozen_windows import frozen_window
 from tests.support.runs.lifetimes import (
     ScriptedLifetime,
     heartbeat_writer_of,
@@ -435,3 +437,21 @@ def test_the_duration_of_an_evaluation_is_valid_when_the_clock_is_set_back(
     evaluate_versions(memory_store, played, {"solver": 0, "verifier": 0})
     stored = evaluations.read(memory_store, {"solver": 0, "verifier": 0})
     assert 0 <= stored.seconds < 600
+
+
+def test_an_evaluation_of_a_data_window_plays_the_frozen_rows(
+    memory_store: ObjectStore, played: RunConfig
+) -> None:
+    assert played.evaluation is not None
+    rows = played.evaluation.prompts.stream().all(3)
+    window = WindowPrompts(window=DataWindow(files=["/absent/*.jsonl"]))
+    evaluation_config = played.evaluation.model_copy(update={"prompts": window})
+    config = played.model_copy(update={"evaluation": evaluation_config})
+    frozen = {
+        "data.prompts": frozen_window(memory_store, "one", rows[:1]),
+        "evaluation.prompts": frozen_window(memory_store, "one", rows[1:]),
+    }
+    run = runs.create_run(memory_store, "one", {}, windows=frozen)
+    publish_scripted(run, 0)
+    stored = evaluate_versions(run, config, {"solver": 0, "verifier": 0})
+    assert stored.rows == tuple(prompt.id for prompt in rows[1:])

@@ -199,4 +199,6 @@ def test_the_activations_of_a_layer_are_those_that_torch_saves(precision: str) -
     config = TrainConfig(micro_batch_tokens=NUM_TOKENS, precision=precision)
     estimate = train_bytes(config, ModelSizes.of(SHAPE))["activations"]
     measured = _saved_bytes(3, precision) - _saved_bytes(2, precision)
-    assert measured == pytest.approx(estimate, rel=0.02)
+    assert measured == pytest.approx(
+        estimate, rel=0.03
+    )  # 0.8 % apart, once 2.5 %; a tensor is 3.4 %

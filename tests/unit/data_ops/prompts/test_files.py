@@ -5,19 +5,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from data_ops.prompts import FilePrompts, HubPrompts, parquet
 from data_ops.prompts import path as files
 from data_ops.prompts.hub import read_hub
-from data_ops.prompts.path import read_jsonl, read_parquet
+from data_ops.prompts.path import read_file
 from storage.errors import ConfigError
 from storage.records.rollouts import Group, Order
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
+from tests.conftest import BUCKET
 from tests.support.runs import builders
 
 
@@ -28,7 +32,7 @@ def write_lines(path: Path, *lines: str) -> FilePrompts:
 
 def test_a_jsonl_row_keeps_its_other_columns_and_gets_an_id_from_its_line(tmp_path: Path) -> None:
     good = json.dumps({"question": "1+1=?", "answer": 2, "level": "easy"})
-    prompts = read_jsonl(write_lines(tmp_path / "sums.jsonl", good, "", good))
+    prompts = read_file(write_lines(tmp_path / "sums.jsonl", good, "", good))
     assert [prompt.id for prompt in prompts] == ["sums/0", "sums/2"]
     assert prompts[0].fields == {"question": "1+1=?", "answer": "2", "level": "easy"}
 
@@ -38,7 +42,7 @@ def test_named_columns_become_question_and_answer(tmp_path: Path) -> None:
     source = FilePrompts(
         path=str(tmp_path / "a.jsonl"), question="problem", answer="solution", answer_after="####"
     )
-    fields = read_jsonl(source)[0].fields
+    fields = read_file(source)[0].fields
     assert (fields["question"], fields["answer"]) == ("1+1", "2")
 
 
@@ -54,7 +58,7 @@ def test_every_kind_of_broken_line_is_named_with_its_number(tmp_path: Path) -> N
         '{"question": ["1+1"], "answer": "2"}',
     )
     with pytest.raises(ConfigError) as caught:
-        read_jsonl(source)
+        read_file(source)
     message = str(caught.value)
     assert f"{source.path}: 6 of 7 lines cannot be used" in message
     assert "line 2: not JSON (Expecting ':' delimiter" in message
@@ -67,7 +71,7 @@ def test_every_kind_of_broken_line_is_named_with_its_number(tmp_path: Path) -> N
 
 def test_only_the_first_ten_broken_lines_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_jsonl(write_lines(tmp_path / "broken.jsonl", *["oops"] * 25))
+        read_file(write_lines(tmp_path / "broken.jsonl", *["oops"] * 25))
     assert "25 of 25 lines" in str(caught.value)
     assert "line 10: " in str(caught.value)
     assert "line 11: " not in str(caught.value)
@@ -77,7 +81,7 @@ def test_only_the_first_ten_broken_lines_are_shown_and_the_rest_is_counted(tmp_p
 def test_bytes_that_are_not_text_are_a_broken_line(tmp_path: Path) -> None:
     (tmp_path / "bytes.jsonl").write_bytes(b'{"question": "1+1", "answer": "2"}\n\xff\xfe\x00\n')
     with pytest.raises(ConfigError, match="1 of 2 lines cannot be used"):
-        read_jsonl(FilePrompts(path=str(tmp_path / "bytes.jsonl")))
+        read_file(FilePrompts(path=str(tmp_path / "bytes.jsonl")))
 
 
 def test_lines_in_utf_16_get_the_advice_to_save_them_as_utf_8(tmp_path: Path) -> None:
@@ -86,7 +90,7 @@ def test_lines_in_utf_16_get_the_advice_to_save_them_as_utf_8(tmp_path: Path) ->
     with pytest.raises(
         ConfigError, match=r"line 3: not JSON \(.*; it has NUL .*: save it as UTF-8"
     ):
-        read_jsonl(FilePrompts(path=str(tmp_path / "a.jsonl")))
+        read_file(FilePrompts(path=str(tmp_path / "a.jsonl")))
 
 
 def test_a_missing_mark_before_the_answer_is_named(tmp_path: Path) -> None:
@@ -94,19 +98,19 @@ def test_a_missing_mark_before_the_answer_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"line 1: column 'answer' has no '####' \(prompts.answer_after\)"
     ):
-        read_jsonl(source.model_copy(update={"answer_after": "####"}))
+        read_file(source.model_copy(update={"answer_after": "####"}))
 
 
 def test_an_empty_file_and_a_missing_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"empty\.jsonl holds no prompt at all"):
-        read_jsonl(write_lines(tmp_path / "empty.jsonl", ""))
+        read_file(write_lines(tmp_path / "empty.jsonl", ""))
     with pytest.raises(ConfigError, match=r"absent\.jsonl is not a file"):
-        read_jsonl(FilePrompts(path=str(tmp_path / "absent.jsonl")))
+        read_file(FilePrompts(path=str(tmp_path / "absent.jsonl")))
 
 
 def test_a_limit_stops_reading_before_a_later_broken_line(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}', "oops")
-    assert len(read_jsonl(source.model_copy(update={"limit": 1}))) == 1
+    assert len(read_file(source.model_copy(update={"limit": 1}))) == 1
 
 
 def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path: Path) -> None:
@@ -116,7 +120,7 @@ def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path: Path) -> None:
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "sums.parquet")
     source = write_lines(tmp_path / "sums.jsonl", *(json.dumps(row) for row in rows))
-    assert read_parquet(FilePrompts(path=str(tmp_path / "sums.parquet"))) == read_jsonl(source)
+    assert read_file(FilePrompts(path=str(tmp_path / "sums.parquet"))) == read_file(source)
 
 
 def test_parquet_columns_that_json_cannot_hold_are_left_out_with_a_warning(
@@ -124,7 +128,7 @@ def test_parquet_columns_that_json_cannot_hold_are_left_out_with_a_warning(
 ) -> None:
     rows = [{"question": "1+1", "answer": "2", "image": b"\x00", "boxes": [{"pixels": b"\x00"}]}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    assert read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))[0].fields == {
+    assert read_file(FilePrompts(path=str(tmp_path / "a.parquet")))[0].fields == {
         "question": "1+1",
         "answer": "2",
     }
@@ -135,13 +139,13 @@ def test_a_broken_parquet_row_is_named(tmp_path: Path) -> None:
     rows = [{"question": "1+1", "answer": "2"}, {"question": None, "answer": "2"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="row 2: column 'question' holds nothing"):
-        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+        read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
 def test_a_file_in_another_format_than_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"not parquet")
     with pytest.raises(ConfigError, match=r"a\.parquet cannot be read as Parquet"):
-        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+        read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
 def test_without_the_package_datasets_the_message_has_the_install_command(
@@ -226,7 +230,7 @@ def test_a_row_that_cannot_be_stored_in_an_order_is_named_with_its_line_and_colu
 ) -> None:
     source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}', line)
     with pytest.raises(ConfigError) as caught:
-        read_jsonl(source)
+        read_file(source)
     assert "1 of 2 lines cannot be used" in str(caught.value)
     assert f"line 2: {words}" in str(caught.value) or words in str(caught.value).splitlines()[1]
 
@@ -234,7 +238,7 @@ def test_a_row_that_cannot_be_stored_in_an_order_is_named_with_its_line_and_colu
 def test_a_surrogate_in_the_bytes_of_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"question": "1+1", "answer": "\xed\xa0\x80"}\n')
     with pytest.raises(ConfigError, match="line 1: column 'answer' has the lone surrogate U"):
-        read_jsonl(FilePrompts(path=str(tmp_path / "a.jsonl")))
+        read_file(FilePrompts(path=str(tmp_path / "a.jsonl")))
 
 
 def test_a_row_of_the_maximum_depth_can_be_stored_in_an_order_and_in_a_shard(
@@ -248,7 +252,7 @@ def test_a_row_of_the_maximum_depth_can_be_stored_in_an_order_and_in_a_shard(
             "x": json.loads("[" * 31 + '"end"' + "]" * 31),
         }
     )
-    prompt = read_jsonl(write_lines(tmp_path / "a.jsonl", deep))[0]
+    prompt = read_file(write_lines(tmp_path / "a.jsonl", deep))[0]
     order = Order(number=0, prompts=(prompt,), samples_per_prompt=2, seed=0, seen=(), cursor={})
     orders.create(memory_store, order)
     assert orders.read(memory_store, 0) == order
@@ -256,7 +260,7 @@ def test_a_row_of_the_maximum_depth_can_be_stored_in_an_order_and_in_a_shard(
     shards.create(memory_store, builders.shard(group))
     assert shards.read(memory_store, 0).groups[0].prompt == prompt
     with pytest.raises(ConfigError, match="deeper than 32 levels"):
-        read_jsonl(write_lines(tmp_path / "a.jsonl", deep.replace('"end"', '["end"]')))
+        read_file(write_lines(tmp_path / "a.jsonl", deep.replace('"end"', '["end"]')))
 
 
 def test_a_parquet_row_that_cannot_be_stored_in_an_order_is_named(tmp_path: Path) -> None:
@@ -265,7 +269,7 @@ def test_a_parquet_row_that_cannot_be_stored_in_an_order_is_named(tmp_path: Path
     with pytest.raises(
         ConfigError, match=r"1 of 3 rows cannot be used.*\n.*row 2: column 'w' is nan"
     ):
-        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+        read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
 def test_a_parquet_row_with_invalid_text_is_named(tmp_path: Path) -> None:
@@ -276,7 +280,7 @@ def test_a_parquet_row_with_invalid_text_is_named(tmp_path: Path) -> None:
         pa.table({"question": text, "answer": pa.array(["2", "2"])}), tmp_path / "a.parquet"
     )
     with pytest.raises(ConfigError, match=r"1 of 2 rows cannot be used.*\n.*row 2: not readable"):
-        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+        read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
 def test_a_hub_row_is_validated_and_columns_without_a_json_type_are_dropped(
@@ -300,26 +304,26 @@ def test_a_file_name_that_is_invalid_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="becomes part of every prompt's id, but it has the lone surrogate U"
     ):
-        read_jsonl(write_lines(file, '{"question": "1+1", "answer": "2"}'))
+        read_file(write_lines(file, '{"question": "1+1", "answer": "2"}'))
 
 
 def test_a_repeated_column_is_refused_with_its_line(tmp_path: Path) -> None:
     lines = ('{"question": "q", "answer": "1"}', '{"question": "q", "answer": "1", "answer": "2"}')
     with pytest.raises(ConfigError, match=r"line 2: column 'answer' is written twice"):
-        read_jsonl(write_lines(tmp_path / "a.jsonl", *lines))
+        read_file(write_lines(tmp_path / "a.jsonl", *lines))
 
 
 def test_a_repeated_column_among_many_is_found_in_one_pass(tmp_path: Path) -> None:
     columns = ", ".join(f'"k{number}": 1' for number in range(200_000))
     line = f'{{{columns}, "k199999": 2, "question": "q", "answer": "1"}}'
     with pytest.raises(ConfigError, match=r"line 1: column 'k199999' is written twice"):
-        read_jsonl(write_lines(tmp_path / "a.jsonl", line))
+        read_file(write_lines(tmp_path / "a.jsonl", line))
 
 
 def test_an_empty_answer_after_its_mark_is_refused_with_its_line(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", '{"question": "q", "answer": "so #### "}')
     with pytest.raises(ConfigError, match=r"line 1: column 'answer' has nothing after '####'"):
-        read_jsonl(FilePrompts(path=str(tmp_path / "a.jsonl"), answer_after="####"))
+        read_file(FilePrompts(path=str(tmp_path / "a.jsonl"), answer_after="####"))
 
 
 def test_an_empty_mark_is_refused() -> None:
@@ -329,12 +333,12 @@ def test_an_empty_mark_is_refused() -> None:
 
 def test_an_impossible_path_is_reported_as_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a file"):
-        read_jsonl(FilePrompts(path=str(tmp_path / ("x" * 300 + ".jsonl"))))
+        read_file(FilePrompts(path=str(tmp_path / ("x" * 300 + ".jsonl"))))
 
 
 def test_a_long_column_name_is_shortened_in_the_message(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        read_jsonl(
+        read_file(
             write_lines(
                 tmp_path / "a.jsonl", '{"question": "q", "answer": "1", "' + "k" * 5000 + '": NaN}'
             )
@@ -346,7 +350,7 @@ def test_a_long_column_name_is_shortened_in_the_message(tmp_path: Path) -> None:
 def test_dictionary_encoded_text_is_read_as_text(tmp_path: Path) -> None:
     table = pa.table({"question": ["q", "r"], "answer": pa.array(["1", "2"]).dictionary_encode()})
     pq.write_table(table, tmp_path / "a.parquet")
-    prompts = read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+    prompts = read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
     assert [prompt.fields["answer"] for prompt in prompts] == ["1", "2"]
 
 
@@ -355,7 +359,7 @@ def test_a_line_of_unlimited_length_is_refused_before_the_rest_is_read(
 ) -> None:
     good = json.dumps({"question": "1+1=?", "answer": "2"})
     monkeypatch.setattr(files, "LINE_BYTES_MAX", len(good) + 1)  # the line feed is included
-    assert [prompt.id for prompt in read_jsonl(write_lines(tmp_path / "a.jsonl", good, good))] == [
+    assert [prompt.id for prompt in read_file(write_lines(tmp_path / "a.jsonl", good, good))] == [
         "a/0",
         "a/1",
     ]
@@ -364,7 +368,7 @@ def test_a_line_of_unlimited_length_is_refused_before_the_rest_is_read(
         ConfigError,
         match=rf"b\.jsonl, line 2: has more than {len(good) + 1} bytes; write one JSON object a line",
     ):
-        read_jsonl(source)
+        read_file(source)
 
 
 def write_repeated(path: Path, question: str, num_rows: int) -> FilePrompts:
@@ -380,7 +384,7 @@ def test_a_limit_reads_the_first_rows_of_a_small_file_with_a_terabyte_of_text(
     tmp_path: Path,
 ) -> None:
     source = write_repeated(tmp_path / "a.parquet", "7" * (2**24 - 1), 65_536)
-    prompts = read_parquet(source.model_copy(update={"limit": 2}))
+    prompts = read_file(source.model_copy(update={"limit": 2}))
     assert [prompt.id for prompt in prompts] == ["a/0", "a/1"]
     assert {prompt.fields["question"] for prompt in prompts} == {"7" * (2**24 - 1)}
 
@@ -390,7 +394,7 @@ def test_a_parquet_row_with_more_text_than_a_line_may_have_is_refused_by_number(
 ) -> None:
     source = write_repeated(tmp_path / "a.parquet", "7" * 2**24 + "7", 2)
     with pytest.raises(ConfigError) as caught:
-        read_parquet(source)
+        read_file(source)
     assert str(caught.value).splitlines()[1] == (
         "  row 1: 16,777,218 bytes of text and 2 values, more than the limits of 16,777,216 bytes "
         "and 500,000 values"
@@ -403,8 +407,8 @@ def test_rows_that_together_fill_the_memory_are_refused_with_a_limit_that_works(
     source = write_repeated(tmp_path / "a.parquet", "7" * 999, 10)
     monkeypatch.setattr(parquet, "MEMORY_BYTES_MAX", 3 * (1000 + 512 + 2 * 64))
     with pytest.raises(ConfigError, match=r"a\.parquet: more than 3 rows take .* at most 3, or "):
-        read_parquet(source)
-    assert len(read_parquet(source.model_copy(update={"limit": 3}))) == 3
+        read_file(source)
+    assert len(read_file(source.model_copy(update={"limit": 3}))) == 3
 
 
 def test_rows_of_a_large_batch_are_converted_one_by_one_with_the_same_result(
@@ -421,12 +425,12 @@ def test_rows_of_a_large_batch_are_converted_one_by_one_with_the_same_result(
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     source = FilePrompts(path=str(tmp_path / "a.parquet"))
-    at_once = read_parquet(source)
+    at_once = read_file(source)
     assert [prompt.fields for prompt in at_once] == [
         {**row, "answer": str(row["answer"])} for row in rows
     ]
     monkeypatch.setattr(parquet, "BATCH_BYTES", 2)
-    assert read_parquet(source) == at_once
+    assert read_file(source) == at_once
 
 
 def test_text_and_values_of_a_row_are_counted_in_lists_and_structs_as_in_json() -> None:
@@ -456,10 +460,10 @@ def test_lists_with_more_values_than_json_may_have_are_refused_before_they_are_r
     table = pa.table({"question": ["q"] * 2, "answer": ["1"] * 2, "x": zeros})
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="2 rows have 1,000,001 values in one column, more than"):
-        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet"), limit=1))
+        read_file(FilePrompts(path=str(tmp_path / "a.parquet"), limit=1))
     pq.write_table(table.slice(0, 1), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="row 1: 2 bytes of text and 500,003 values, more than"):
-        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+        read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
 def test_a_parquet_file_with_a_repeated_column_is_refused(tmp_path: Path) -> None:
@@ -467,13 +471,13 @@ def test_a_parquet_file_with_a_repeated_column_is_refused(tmp_path: Path) -> Non
     table = pa.Table.from_arrays(columns, names=["question", "answer", "answer"])
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match=r"a\.parquet has the column 'answer' twice; keep one"):
-        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+        read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
 def test_rows_of_several_row_groups_are_numbered_through(tmp_path: Path) -> None:
     table = pa.table({"question": [str(n) for n in range(5)], "answer": ["1"] * 5})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
-    prompts = read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+    prompts = read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
     assert [(prompt.id, prompt.fields["question"]) for prompt in prompts] == [
         (f"a/{n}", str(n)) for n in range(5)
     ]
@@ -490,4 +494,61 @@ def test_a_file_that_does_not_fit_in_memory_is_named(
     with pytest.raises(
         ConfigError, match=r"a\.parquet: the rows after row 0 do not fit in the mem"
     ):
-        read_parquet(source)
+        read_file(source)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_file_on_s3_gives_the_same_prompts_as_a_local_one(
+    suffix: str, s3_server: str, tmp_path: Path
+) -> None:
+    import boto3  # type: ignore[import-untyped]  # the package has no types
+
+    local = tmp_path / f"sums.{suffix}"
+    rows = [{"question": f"{n}?", "answer": str(n)} for n in range(3)]
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), local)
+    else:
+        write_lines(local, *map(json.dumps, rows))
+    key = f"{uuid4().hex}/sums.{suffix}"
+    boto3.client("s3").put_object(Bucket=BUCKET, Key=key, Body=local.read_bytes())
+    expected = FilePrompts(path=str(local)).stream().all()
+    assert [prompt.id for prompt in expected] == ["sums/0", "sums/1", "sums/2"]
+    for query in ("", f"?endpoint={s3_server}"):
+        assert FilePrompts(path=f"s3://{BUCKET}/{key}{query}").stream().all() == expected
+
+
+def remote(name: str, body: bytes) -> str:
+    folder = f"memory://{uuid4().hex}"
+    fsspec.filesystem("memory").pipe_file(f"{folder}/{name}", body)
+    return folder
+
+
+def test_a_broken_line_of_a_remote_file_is_named_by_its_address() -> None:
+    folder = remote("a.jsonl", b'{"question": "1", "answer": "2"}\noops\n')
+    with pytest.raises(ConfigError) as caught:
+        FilePrompts(path=f"{folder}/a.jsonl").stream()
+    assert str(caught.value).startswith(f"{folder}/a.jsonl: 1 of 2 lines cannot be used")
+    assert "line 2: not JSON" in str(caught.value)
+
+
+def test_a_remote_path_names_one_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = remote("a.jsonl", b'{"question": "1", "answer": "2"}')
+    fsspec.filesystem("memory").pipe_file(f"{folder}/b.jsonl", b"")
+    with pytest.raises(ConfigError, match=r"c\.jsonl names no files; name one"):
+        FilePrompts(path=f"{folder}/c.jsonl").stream()
+    with pytest.raises(ConfigError, match=r"\*\.jsonl names 2 files; .*prompts\.window\.files"):
+        FilePrompts(path=f"{folder}/*.jsonl").stream()
+    monkeypatch.setattr(files, "FETCHED_BYTES_MAX", 31)
+    with pytest.raises(ConfigError, match=r"a\.jsonl has 32 bytes; at most 31 are fetched"):
+        FilePrompts(path=f"{folder}/a.jsonl").stream()
+    monkeypatch.setattr(files, "FETCHED_BYTES_MAX", 32)
+    assert len(FilePrompts(path=f"{folder}/a.jsonl").stream().all()) == 1
+
+
+def test_an_address_with_a_credential_or_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValidationError, match="contains a credential") as caught:
+        FilePrompts(path="s3://key:secret@bucket/a.jsonl")
+    assert "secret" not in str(caught.value.errors()[0]["msg"])
+    with pytest.raises(ValidationError, match="unknown scheme 'http'"):
+        FilePrompts(path="http://host/a.jsonl")

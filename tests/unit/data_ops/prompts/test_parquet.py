@@ -7,8 +7,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_ops.prompts import FilePrompts, parquet
-from data_ops.prompts.path import read_parquet
+from data_ops.prompts.path import read_file
+from data_ops.prompts.rows import RowsFile
 from storage.errors import ConfigError
+
+
+def rows_file(folder: Path) -> RowsFile:
+    return RowsFile(folder / "a.parquet", "a.parquet")
 
 
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN"])
@@ -20,7 +25,7 @@ def test_text_in_an_encoding_without_a_dictionary_is_read(encoding: str, tmp_pat
         use_dictionary=["answer"],
         column_encoding={"question": encoding},
     )
-    prompts = read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+    prompts = read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
     assert [prompt.fields for prompt in prompts] == rows
 
 
@@ -39,7 +44,7 @@ def test_text_that_an_encoding_shares_between_rows_is_read_few_rows_at_a_time(
     assert metadata.row_group(0).column(0).total_uncompressed_size < 120_000
     sizes = [
         (batch.num_rows, batch.nbytes < 10**6)
-        for batch in parquet._batches(tmp_path / "a.parquet", metadata, 0, ["question", "answer"])
+        for batch in parquet._batches(rows_file(tmp_path), metadata, 0, ["question", "answer"])
     ]
     assert sum(num_rows for num_rows, _ in sizes) == 1_000
     assert all(small for _, small in sizes)
@@ -62,9 +67,9 @@ def test_rows_of_all_kinds_of_columns_are_those_that_arrow_reads(
     table = pa.Table.from_pylist(rows).append_column("name", level)
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2_200)
     expected = pq.read_table(tmp_path / "a.parquet").to_pylist()
-    assert [row for _, row in parquet.read_rows(tmp_path / "a.parquet")] == expected
+    assert [row for _, row in parquet.read_rows(rows_file(tmp_path))] == expected
     monkeypatch.setattr(parquet, "READ_BYTES", 2**14)
-    assert [row for _, row in parquet.read_rows(tmp_path / "a.parquet")] == expected
+    assert [row for _, row in parquet.read_rows(rows_file(tmp_path))] == expected
 
 
 @pytest.mark.parametrize("error", [pa.ArrowNotImplementedError, pa.ArrowCapacityError])
@@ -86,7 +91,7 @@ def test_a_row_group_that_arrow_cannot_read_with_dictionaries_is_read_without_th
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=30)
     monkeypatch.setattr(pq, "ParquetFile", NoDictionaryAfterTheFirstRows)
     monkeypatch.setattr(parquet, "READ_BYTES", 8 * 2 * 7)
-    prompts = read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+    prompts = read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
     assert [prompt.fields for prompt in prompts] == rows
 
 
@@ -96,9 +101,9 @@ def test_a_parquet_file_whose_columns_are_all_left_out_is_refused_with_their_typ
     table = pa.table({"question": [b"1+1"], "answer": pa.array([2], pa.timestamp("s"))})
     pq.write_table(table, tmp_path / "a.parquet", coerce_timestamps="ms")
     with pytest.raises(ConfigError) as caught:
-        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
+        read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
     assert str(caught.value) == (
-        f"prompts.path {tmp_path / 'a.parquet'} has no column with a type that JSON has (found "
+        f"{tmp_path / 'a.parquet'} has no column with a type that JSON has (found "
         "question binary, answer timestamp[ms]); write its text as string"
     )
 

@@ -44,6 +44,7 @@ def test_the_configuration_of_a_run_is_read_back(memory_store: ObjectStore) -> N
         "deployment",
         "config",
         "origins",
+        "windows",
     } == stored.keys()
 
 

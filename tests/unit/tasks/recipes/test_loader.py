@@ -314,7 +314,7 @@ def test_settings_of_prompts_and_of_the_penalty_without_effect_are_refused(tmp_p
     assert error_of(RECIPE, **{"prompts.answer_after": "####"}) == (
         "--set prompts.answer_after: data.prompts.answer_after: has no effect with builtin: "
         "chained_addition; leave it out, "
-        "or set path or hub"
+        "or set path or hub or window"
     )
     assert error_of(RECIPE, **path, **{"prompts.split": "test"}) == (
         f"--set prompts.split: data.prompts.split: has no effect with path: {tmp_path}/a.jsonl; "
@@ -342,7 +342,7 @@ def test_a_section_without_a_valid_variant_is_reported_with_a_list_of_variants()
         == f"--set {key}: must be a section of `key: value` lines, not 'ppo_clip'"
     )
     assert error_of(RECIPE.replace("{builtin: chained_addition}", "{split: test}")) == (
-        "recipe, line 9: data.prompts: needs exactly one of builtin, path, hub and custom; found "
+        "recipe, line 9: data.prompts: needs exactly one of builtin, path, hub, window and custom; found "
         "none"
     )
     assert error_of(RECIPE.replace("{tiny: {}}", "{path: null}")) == (
@@ -515,7 +515,7 @@ def test_of_two_incompatible_overrides_none_is_dropped() -> None:
             f"--set {threshold}: has no effect with name: ppo_clip; leave it out, or set name: m2po"
         )
     assert error_of(RECIPE, **{"prompts.path": "a.jsonl", "prompts.hub": "openai/gsm8k"}).endswith(
-        "data.prompts: needs exactly one of builtin, path, hub and custom; found path and hub"
+        "data.prompts: needs exactly one of builtin, path, hub, window and custom; found path and hub"
     )
 
 
@@ -1075,3 +1075,53 @@ def test_a_share_of_the_learning_rate_without_a_schedule_is_refused() -> None:
         with_line("    batch_size: 32", "    train: {lr_schedule: linear, warmup_steps: 10}")
     )
     assert "schedule_steps 10 is not above warmup_steps 10" in error
+
+
+def test_the_files_of_a_window_become_absolute_and_addresses_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = {"files": ["more/*.parquet", "s3://bucket/*.jsonl"], "since": "2026-11-01"}
+    held = {"path": "s3://bucket/held.jsonl"}
+    monkeypatch.chdir(tmp_path)
+    config = load(RECIPE, {"prompts": {"window": window}, "evaluation.prompts": held})
+    files = [f"{tmp_path}/more/*.parquet", "s3://bucket/*.jsonl"]
+    assert config.data.prompts.model_dump()["window"]["files"] == files
+    assert config.evaluation is not None
+    assert config.evaluation.prompts.model_dump()["path"] == held["path"]
+    paths = absolute_paths(config)
+    assert paths == {"data.prompts.window.files": files}
+    monkeypatch.chdir("/")
+    again = {"prompts": {"window": window}, "evaluation.prompts": held, **paths}
+    assert load(RECIPE, again) == config
+
+
+def test_the_bounds_of_a_window_can_be_overridden_alone() -> None:
+    text = RECIPE.replace(
+        "{builtin: chained_addition}", "{window: {files: [/a/*.jsonl], since: 2026-11-01T00:00Z}}"
+    )
+    prompts = load(text, {"prompts.window.until": "2026-11-02"}).data.prompts
+    dumped = prompts.model_dump(mode="json")["window"]
+    assert (dumped["since"], dumped["until"]) == ("2026-11-01T00:00:00Z", "2026-11-02T00:00:00Z")
+    message = error_of(text, **{"prompts.window.until": "2026-11-01"})
+    assert message.endswith(
+        "data.prompts.window: since 2026-11-01T00:00:00Z is not before until 2026-11-01T00:00:00Z; "
+        "exchange or correct them"
+    )
+    message = error_of(text, **{"prompts.window.until": "soon"})
+    assert message == (
+        "--set prompts.window.until: data.prompts.window.until: must be a date or a time from 1970 "
+        "on, such as 2026-11-01 or 2026-11-01T06:00Z, not 'soon'"
+    )
+
+
+def test_a_credential_in_the_files_of_a_window_is_refused_and_not_repeated() -> None:
+    files = ["a.jsonl", "s3://key:hidden@bucket/*.jsonl"]
+    message = error_of(RECIPE, prompts={"window": {"files": files}})
+    assert "data.prompts.window.files.1: contains a credential" in message
+    assert "hidden" not in message
+
+
+def test_the_same_window_for_training_and_evaluation_is_refused() -> None:
+    prompts = {"window": {"files": ["/a/*.jsonl"]}}
+    message = error_of(RECIPE, prompts=prompts, **{"evaluation.prompts": prompts})
+    assert "is the training set itself; evaluate on prompts that are held out" in message

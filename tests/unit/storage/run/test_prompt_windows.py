@@ -1,0 +1,131 @@
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from storage import layout
+from storage.errors import ConfigError, CorruptError
+from storage.formats import arrow_files
+from storage.records.rollouts import Prompt
+from storage.records.windows import PromptWindow
+from storage.run import prompt_windows, runs
+from storage.store.object_store import ObjectStore
+
+PROMPTS = [
+    Prompt("s3://b/a.jsonl/0", {"question": "1+1", "answer": "2", "more": {"n": [1, 2.5, None]}}),
+    Prompt("s3://b/a.jsonl/7", {"question": "2+2", "answer": "4", "big": 2**100}),
+]
+
+
+def window(digest: str, rows: int = 2) -> PromptWindow:
+    return PromptWindow(
+        since_s=0.0, until_s=None, date_column=None, files=(), rows=rows, digest=digest
+    )
+
+
+def frozen(run: ObjectStore) -> tuple[PromptWindow, str]:
+    found = window(prompt_windows.create(run, PROMPTS))
+    return found, layout.prompts(found.digest)
+
+
+def test_prompts_are_read_back_in_their_order(store: ObjectStore) -> None:
+    found, key = frozen(store)
+    read = prompt_windows.read(store, found)
+    assert [read.prompt(index) for index in range(2)] == PROMPTS
+    assert read.key == key
+
+
+def test_an_object_is_named_after_the_digest_of_its_bytes(memory_store: ObjectStore) -> None:
+    found, key = frozen(memory_store)
+    digits = hashlib.sha256(memory_store.get(key)).hexdigest()
+    assert (found.digest, key) == (f"sha256:{digits}", f"prompts/{digits}.arrow")
+
+
+def test_the_same_prompts_are_one_object_and_others_another(memory_store: ObjectStore) -> None:
+    first = prompt_windows.create(memory_store, PROMPTS)
+    assert prompt_windows.create(memory_store, PROMPTS) == first
+    assert len(memory_store.list()) == 1
+    assert prompt_windows.create(memory_store, PROMPTS[::-1]) != first
+    assert len(memory_store.list()) == 2
+
+
+def test_a_damaged_object_is_not_taken_for_that_of_the_same_prompts(
+    memory_store: ObjectStore,
+) -> None:
+    _, key = frozen(memory_store)
+    memory_store.put(key, b"torn")
+    with pytest.raises(CorruptError, match=rf"{key} is damaged: .*delete it"):
+        prompt_windows.create(memory_store, PROMPTS)
+
+
+def test_a_missing_or_changed_object_is_named_by_its_key(memory_store: ObjectStore) -> None:
+    found, key = frozen(memory_store)
+    other = layout.prompts(prompt_windows.create(memory_store, PROMPTS[:1]))
+    memory_store.put(key, memory_store.get(other))  # valid, and another digest
+    with pytest.raises(CorruptError, match=rf"{key} does not have the digest sha256:"):
+        prompt_windows.read(memory_store, found)
+    memory_store.delete(key)
+    with pytest.raises(CorruptError, match=rf"{key} is missing: .*put it back"):
+        prompt_windows.read(memory_store, found)
+
+
+def test_another_number_of_rows_than_the_run_names_is_refused(memory_store: ObjectStore) -> None:
+    found, key = frozen(memory_store)
+    with pytest.raises(CorruptError, match=rf"{key} has 2 rows; run.json says 3"):
+        prompt_windows.read(memory_store, replace(found, rows=3))
+    empty = prompt_windows.create(memory_store, [])
+    with pytest.raises(CorruptError, match="has 0 rows"):
+        prompt_windows.read(memory_store, window(empty, rows=0))
+
+
+def stored(run: ObjectStore, body: bytes) -> PromptWindow:
+    """A window whose object has these bytes, with their digest."""
+    digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+    run.create(layout.prompts(digest), body)
+    return window(digest, rows=1)
+
+
+def test_an_object_of_another_kind_is_refused_with_its_key(memory_store: ObjectStore) -> None:
+    columns = {"id": ["a"], "fields": ["{}"]}
+    body = arrow_files.encode(prompt_windows.SCHEMA, columns, "shard", {})
+    with pytest.raises(
+        CorruptError, match=r"prompts/[0-9a-f]{64}\.arrow: a prompts file of format"
+    ):
+        prompt_windows.read(memory_store, stored(memory_store, body))
+
+
+def test_fields_that_are_no_object_are_refused_with_key_and_row(memory_store: ObjectStore) -> None:
+    body = arrow_files.encode(
+        prompt_windows.SCHEMA, {"id": ["a"], "fields": ["[1]"]}, prompt_windows.KIND, {}
+    )
+    read = prompt_windows.read(memory_store, stored(memory_store, body))
+    with pytest.raises(CorruptError, match=r"prompts/[0-9a-f]{64}\.arrow, row 0, is a JSON list"):
+        read.prompt(0)
+
+
+def test_too_many_rows_or_bytes_are_refused_before_they_are_stored(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = sum(len(each.id) for each in PROMPTS)
+    size += sum(len(prompt_windows.dump(each.fields)) for each in PROMPTS)
+    monkeypatch.setattr(prompt_windows, "TEXT_BYTES_MAX", size - 1)
+    with pytest.raises(ConfigError, match=f"2 rows of {size} bytes are too many .*set limit"):
+        prompt_windows.create(memory_store, PROMPTS)
+    monkeypatch.setattr(prompt_windows, "TEXT_BYTES_MAX", size)
+    monkeypatch.setattr(prompt_windows, "ROWS_MAX", 1)
+    with pytest.raises(ConfigError, match="at most 1 rows"):
+        prompt_windows.create(memory_store, PROMPTS)
+    assert memory_store.list() == []
+    monkeypatch.setattr(prompt_windows, "ROWS_MAX", 2)
+    prompt_windows.create(memory_store, PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "digest", ["sha256:../../../x", f"sha256:{'A' * 64}", f"md5:{'0' * 64}", f"sha256:{'0' * 63}"]
+)
+def test_a_run_with_a_digest_that_is_no_part_of_a_key_is_unreadable(
+    memory_store: ObjectStore, digest: str
+) -> None:
+    run = runs.create_run(memory_store, "r", {}, windows={"data.prompts": window(digest)})
+    with pytest.raises(CorruptError, match=r"windows.data\.prompts\.digest"):
+        runs.read_run(run)
