@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
-from prefect.states import Cancelled, Failed
+from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from storage.errors import AstraFlowError
@@ -64,4 +64,6 @@ async def astraflow(
         return Failed(message=str(error))
     if outcome.state == "cancelled":
         return Cancelled(message=outcome.reason)
+    if outcome.state == "exhausted":
+        return Completed(message=outcome.reason)
     return outcome.run_id

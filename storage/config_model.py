@@ -109,6 +109,8 @@ Bytes: TypeAlias = Annotated[int, _Number, Field(ge=1, le=2**40)]
 Seed: TypeAlias = Annotated[int, _Number, Field(ge=0, le=2**63 - 1)]
 Seconds: TypeAlias = Annotated[float, _Number, Field(gt=0, le=2_592_000)]
 """A duration; at most thirty days."""
+Hours: TypeAlias = Annotated[float, _Number, Field(gt=0, le=87_600)]
+"""A duration; at most ten years."""
 SecondsOrNone: TypeAlias = Annotated[float, _Number, Field(ge=0, le=2_592_000)]
 Positive: TypeAlias = Annotated[float, _Number, Field(gt=0, le=1e12)]
 """A factor or a limit."""

@@ -1,7 +1,7 @@
 """Keys of the objects of a run, relative to its prefix. No other module builds a key.
 
 runs/{run id}/                       models/{build digest}/          (shared by runs)
-  run.json  stop.json                  manifest.json  model.safetensors  config.json  …
+  run.json  stop.json  usage.json      manifest.json  model.safetensors  config.json  …
   prompts/{sha256}.arrow
   orders/00000007.json  orders/end.json
   leases/00000007.0000.json            promotions/{name}/         (shared by runs)
@@ -26,6 +26,7 @@ MODELS = "models"
 PROMOTIONS = "promotions"
 RUN = "run.json"
 STOP = "stop.json"
+USAGE = "usage.json"
 ORDERS, SHARDS, BATCHES, WEIGHTS = "orders", "shards", "batches", "weights"
 LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = (
     "leases",

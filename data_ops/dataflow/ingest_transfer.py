@@ -36,6 +36,7 @@ class _Header:
     policies: Mapping[str, _GroupsHeader]
     episodes: tuple[EpisodeOutcome, ...]
     num_groups: Count
+    num_sampled: Count
     finished_s: UnixTime
 
 
@@ -68,6 +69,7 @@ def encode(ingested: IngestedShard) -> dict[str, bytes]:
         },
         episodes=ingested.episodes,
         num_groups=ingested.num_groups,
+        num_sampled=ingested.num_sampled,
         finished_s=ingested.finished_s,
     )
     return {
@@ -98,6 +100,7 @@ def decode(files: Mapping[str, bytes]) -> IngestedShard:
         policies=policies,
         episodes=header.episodes,
         num_groups=header.num_groups,
+        num_sampled=header.num_sampled,
         finished_s=header.finished_s,
     )
 

@@ -58,6 +58,8 @@ class OrderWriter:
         self._cursor: Json = start or {}
         self._seen: set[int] = set()
         self._to_see: list[int] = []
+        self._tokens = 0
+        """Sampled tokens in the shards of all orders that are seen."""
         with ThreadPoolExecutor(READ_THREADS) as pool:
             for order in pool.map(self._read, range(self.next_number)):
                 if order is not None:
@@ -72,9 +74,9 @@ class OrderWriter:
         """Return whether the order is in some order's `seen`, or will be in the next one's."""
         return number in self._seen
 
-    def see(self, number: int, shard: Shard | None) -> None:
-        """Record a finished order, and let the curators observe its shard; None when that cannot be
-        read, or `needs_shards` is False. Does nothing the second time.
+    def see(self, number: int, shard: Shard | None, num_sampled: int = 0) -> None:
+        """Record a finished order and its sampled tokens, and let the curators observe its shard;
+        None when that cannot be read, or `needs_shards` is False. Does nothing the second time.
         """
         if number in self._seen:
             return
@@ -82,6 +84,7 @@ class OrderWriter:
             self._observe(number, shard)
         self._seen.add(number)
         self._to_see.append(number)
+        self._tokens += num_sampled
 
     def draft(self, samples_per_prompt: int, now_s: float) -> Order:
         """Return the next order, still to be committed. Nothing changes before `advance`."""
@@ -111,6 +114,7 @@ class OrderWriter:
             seed=seed,
             seen=tuple(self._to_see),
             cursor=cursor,
+            tokens=self._tokens,
             created_s=now_s,
         )
 
@@ -163,4 +167,5 @@ class OrderWriter:
                 except (CorruptError, NotFoundError):
                     continue  # most likely then, too: created-once bytes do not change
                 self._observe(number, shard)
+        self._tokens = max(self._tokens, order.tokens)
         self._cursor = order.cursor

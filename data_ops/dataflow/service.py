@@ -273,7 +273,7 @@ class Dataflow:
     def _close(self, ingested: IngestedShard, shard: Shard | None) -> None:
         for assembly in self._unfinished():
             assembly.ingest(ingested)
-        self._order_writer.see(ingested.order, shard)
+        self._order_writer.see(ingested.order, shard, ingested.num_sampled)
         self._outstanding.discard(ingested.order)
 
     def _write_orders(self) -> bool:

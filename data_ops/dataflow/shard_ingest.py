@@ -67,6 +67,8 @@ class IngestedShard:
     episodes: tuple[EpisodeOutcome, ...] = ()
     """Of all groups, in the shard's order."""
     num_groups: int = 0
+    num_sampled: int = 0
+    """Tokens that the policies sampled."""
     finished_s: float = 0.0
     """When the worker finished the order, by the worker's clock."""
     shard: Shard | None = None
@@ -84,6 +86,7 @@ class IngestedShard:
                 for episode in group.episodes
             ),
             num_groups=len(shard.groups),
+            num_sampled=shard.num_sampled,
             finished_s=shard.finished_s,
             shard=shard,
         )

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from storage.records.control import FAULTS, ClosingStep, ServiceState, WaitReason
 from tasks import sizes
+from tasks.monitoring.budget_status import budget_words
 from tasks.monitoring.status import Closing, EvalStatus, PolicyStatus, Status
 from tasks.monitoring.status_schema import SILENT
 from tasks.terminal_text import one_line
@@ -23,6 +24,7 @@ ALONE = "single_turn"
 """Workflow of evaluations of the answering policy alone; any other is the team's."""
 STATE_STYLES = {
     "completed": "bold green",
+    "exhausted": "bold green",
     "failed": "bold red",
     "interrupted": "bold red",
     "unreadable": "bold red",
@@ -58,6 +60,8 @@ def picture(view: View) -> RenderableType:
         if view.status.evals:
             parts.append(evaluations_table(view.status.evals))
         parts += [Text(words, style="dim") for words in waiting_lines(view.status)]
+        if view.status.budget:
+            parts.append(budget_line(view.status))
         parts += [Text(words, style="yellow") for words in view.status.problems]
     parts.append(_links(view.links))
     title = Text.assemble((view.run_id, "bold"), "  ", _state(view), "  ", clock(view.elapsed_s))
@@ -93,6 +97,7 @@ def _line(view: View) -> str:
         *policies,
         f"{workers} worker{'' if workers == 1 else 's'} {tokens:,.0f} tokens/s",
         *_newest_scores(status.evals),
+        *filter(None, [budget_words(status.budget)]),
     ]
     return "  ".join(
         [*shown, status.reason] if status.state == "running" and status.reason else shown
@@ -197,6 +202,12 @@ def traffic_lines(status: Status) -> list[str]:
                 f"{name}: {read or 'no weights'}; {sizes.spelled(region.shards_out)} of shards"
             )
     return lines
+
+
+def budget_line(status: Status) -> Text:
+    """Describe what is used of the budget; yellow when little of it is left."""
+    nearly = any(each.is_nearly_used_up for each in status.budget.values())
+    return Text(budget_words(status.budget), style="yellow" if nearly else "dim")
 
 
 def evaluations_table(evals: list[EvalStatus]) -> Table:

@@ -26,7 +26,7 @@ def refuse_restart(store: ObjectStore, run_id: str, config: RunConfig | None) ->
     Raises ConfigError when `config` differs from the run's; None is not compared.
     """
     settings = None if config is None else config.model_dump(mode="json")
-    return runs.check_restart(store, run_id, settings, stored_config.filled)
+    return runs.check_restart(store, run_id, settings, stored_config.comparable)
 
 
 def continues_runs(config: RunConfig) -> bool:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 from rich.console import Console
 from rich.live import Live
@@ -22,7 +23,7 @@ from deployments.stack import environment, up_down
 from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import AstraFlowError, ConfigError, TransientError
-from storage.records.control import Stop
+from storage.records.control import RunEnd, Stop
 from storage.records.progress import BaseModelProgress
 from storage.run import runs
 from storage.store.object_store import ObjectStore
@@ -39,7 +40,7 @@ AWAY_LIMIT_S = 60.0
 """A supervisor without a heartbeat is dead if Prefect does not answer for this time either; one of
 the two alone may be slow.
 """
-ENDED = ("completed", "cancelled", "failed")
+ENDED = get_args(RunEnd)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,7 +135,7 @@ def start(home: Home, request: RunRequest, say: Say) -> Followed:
 def watch(followed: Followed, say: Say) -> bool:
     """Show the run until it ends, then its summary.
 
-    Return True when it completed, or when the user stopped watching.
+    Return True when it completed or used up its budget, or when the user stopped watching.
     """
     last = Follower(followed, PlainConsole()).follow()
     if last is None:
@@ -146,7 +146,7 @@ def watch(followed: Followed, say: Say) -> bool:
         )
         return True
     summarize(followed, last, say)
-    return last.state == "completed"
+    return last.state in ("completed", "exhausted")
 
 
 def summarize(followed: Followed, last: Status, say: Say) -> None:
@@ -154,6 +154,14 @@ def summarize(followed: Followed, last: Status, say: Say) -> None:
     run = followed.store.sub(layout.run_prefix(followed.run_id))
     say("")
     say(f"{followed.run_id}: {last.state} after {live_view.clock(last.elapsed_s)}; {last.reason}")
+    if last.state == "exhausted":
+        settings = [
+            f"--set budget.{kind}=…" for kind, each in last.budget.items() if each.is_used_up
+        ]
+        say(
+            "  start it again with a larger budget to go on: "
+            f"{' '.join(['--run-id', followed.run_id, *settings])}"
+        )
     for line in tables.summary_lines(last):
         say(f"  {line}")
     say(f"  verify: {tables.verdict_line(verify(run, run_terms(run), _progress_printer(say)))}")

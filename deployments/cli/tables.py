@@ -23,10 +23,13 @@ from tasks.monitoring.status import RunSummary, Status
 from tasks.monitoring.status_schema import continues
 from tasks.monitoring.weights_table import Version
 from tasks.promotion.decision_log import Standing
+from tasks.terminal_text import one_line
 
 VIOLATIONS_SHOWN_MAX = 50
 ID_WHOLE_MAX = 40
 """Run ids up to this length are never wrapped."""
+REASON_SHOWN = 100
+"""Characters that `astraflow runs` shows of a reason."""
 COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -55,6 +58,8 @@ def status_picture(status: Status) -> RenderableType:
         Text(words, style="yellow")
         for words in (*live_view.trouble_lines(status), *status.problems)
     ]
+    if status.budget:
+        parts.append(live_view.budget_line(status))
     if status.evals:
         parts.append(live_view.evaluations_table(status.evals))
     return Group(*parts)
@@ -80,7 +85,7 @@ def runs_table(runs: list[RunSummary]) -> Table:
             if run.started is None
             else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
         )
-        state = Text(run.state, style=live_view.STATE_STYLES.get(run.state, ""))
+        state = Text(_state_words(run), style=live_view.STATE_STYLES.get(run.state, ""))
         table.add_row(
             run.run_id,
             state,
@@ -90,6 +95,13 @@ def runs_table(runs: list[RunSummary]) -> Table:
             *[continues(run.origins).removeprefix("continues ")] * with_origins,
         )
     return table
+
+
+def _state_words(run: RunSummary) -> str:
+    """Return the state; of a run whose budget is used up also which: `exhausted (budget: …)`."""
+    if run.state != "exhausted":
+        return run.state
+    return f"{run.state} ({one_line(run.reason)[:REASON_SHOWN]})"
 
 
 WIDE = 125

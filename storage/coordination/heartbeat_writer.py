@@ -60,6 +60,7 @@ class HeartbeatWriter:
         interval_s: float,
         region: str = "",
         leave: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = replace(run, patience_s=min(run.patience_s, STORE_PATIENCE_S))
         self._key = layout.heartbeat(kind, id)
@@ -70,6 +71,8 @@ class HeartbeatWriter:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve, name=f"heartbeat-{id}", daemon=True)
         self._logged: set[type[AstraFlowError]] = set()
+        self._clock = clock
+        self._born_s = clock()
         now_s = time.time()
         self._beat = Heartbeat(
             kind=kind,
@@ -191,7 +194,11 @@ class HeartbeatWriter:
             beat = self._beat
             seconds = {**beat.seconds, "cpu": _cpu_seconds()}
             self._beat = beat = replace(
-                beat, beats=beat.beats + 1, beat_s=time.time(), seconds=seconds
+                beat,
+                beats=beat.beats + 1,
+                beat_s=time.time(),
+                alive_s=self._clock() - self._born_s,
+                seconds=seconds,
             )
         self._run.put(self._key, encode(beat))
 

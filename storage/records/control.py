@@ -1,11 +1,11 @@
-"""Records by which services coordinate: leases, heartbeats, the end of the orders, and the stop of
-the run.
+"""Records by which services coordinate: leases, heartbeats, the end of the orders, the stop of the
+run, and what it has used of its budget.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from storage.plain_names import PartName
 from storage.records.numbers import Count, Quantity, UnixTime
@@ -124,6 +124,10 @@ class HeartbeatHeader:
     wait_reason: WaitReason | str = WaitReason.NONE
     """A plain string only where a newer release wrote a reason that this one does not have."""
     region: str = ""
+    alive_s: Quantity = 0.0
+    """Seconds from the start of the attempt's process to this heartbeat, by a clock that is never
+    set.
+    """
     seconds: Mapping[str, Quantity] = field(default_factory=dict)
     """Cumulative wall seconds by component: `wait`, `step`, `publish`, `generate`, `store`, …; and
     `cpu` of the process.
@@ -148,10 +152,41 @@ class Heartbeat(HeartbeatHeader):
         return self.state in (ServiceState.DONE, ServiceState.FAILED)
 
 
+RunEnd: TypeAlias = Literal["completed", "cancelled", "failed", "exhausted"]
+"""How a run ended. `exhausted`: a budget is used up."""
+
+
 @dataclass(frozen=True)
 class Stop:
     """The run has ended, or shall. Services drain and leave when they see it."""
 
-    state: Literal["completed", "cancelled", "failed"]
+    state: RunEnd
     reason: str
     at_s: UnixTime
+
+
+BudgetKind: TypeAlias = Literal["hours", "tokens", "cost"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedLife:
+    """How much of a member's newest attempt is in `Usage.used`."""
+
+    attempt: Count
+    started_s: UnixTime
+    """Distinguishes two processes of one attempt, such as two windows of the dataflow."""
+    alive_s: Quantity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a run has used of its budget; the supervisor overwrites it at every poll.
+
+    Example: `Usage(limits={"hours": 8.0}, used={"hours": 2.5, "tokens": 0.0, "cost": 0.0})`.
+    """
+
+    limits: Mapping[BudgetKind, Quantity]
+    """The budget of the newest start of the run; without the kinds that are not limited."""
+    used: Mapping[BudgetKind, Quantity]
+    """Never decreases."""
+    members: Mapping[PartName, CountedLife] = field(default_factory=dict)

@@ -74,6 +74,10 @@ class Order:
     """Position of the prompt source after this order. A restarted dataflow resumes from the newest
     order's cursor.
     """
+    tokens: Count = 0
+    """Tokens that the policies sampled in the shards of all orders in `seen`, of this order and of
+    those before it.
+    """
     created_s: UnixTime = 0.0
     """Unix time, seconds; used in reports only."""
 
@@ -177,3 +181,13 @@ class Shard:
     started_s: float
     finished_s: float
     """Unix times by the worker's clock; used in reports only."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that a policy sampled, in all sequences."""
+        return sum(
+            int((sequence.owners != NOT_SAMPLED).sum())
+            for group in self.groups
+            for episode in group.episodes
+            for sequence in episode.sequences
+        )

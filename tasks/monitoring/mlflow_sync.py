@@ -53,7 +53,12 @@ CATCH_UP_S = 60.0
 """Time limit for the backlog at the end of a run, before the report and the models."""
 THROUGHPUT_POINTS_MAX = 5000
 """Samples of throughput that are kept while MLflow does not answer; they are not in the store."""
-STATUS = {"completed": "FINISHED", "cancelled": "KILLED", "failed": "FAILED"}
+STATUS = {
+    "completed": "FINISHED",
+    "exhausted": "FINISHED",
+    "cancelled": "KILLED",
+    "failed": "FAILED",
+}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./ -]{0,249}")
 """A metric's name that MLflow accepts."""
 CURSOR_TAG = "astraflow.next_step"
@@ -119,7 +124,8 @@ class Tracker:
         """Log the last metrics, the report and the final weights as model versions.
 
         Args:
-            status: the run's: `completed`, `cancelled` or `failed`.
+            status: the run's: `completed`, `exhausted`, `cancelled` or `failed`. Models of the
+                first two are registered.
 
         Returns:
             The address of MLflow's page; None when there is none or MLflow did not answer.
@@ -129,7 +135,7 @@ class Tracker:
             try:
                 self._catch_up()
                 self._send_report(board)
-                if self._config.tracking.register_models and status == "completed":
+                if self._config.tracking.register_models and STATUS.get(status) == "FINISHED":
                     self._register_all(board)
             finally:
                 board.end(STATUS.get(status, "FAILED"))

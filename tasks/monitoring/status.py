@@ -26,6 +26,7 @@ from storage.run import runs as stored_runs
 from storage.run.runs import RunRecord
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, tags
+from tasks.monitoring.budget_status import read_budget
 from tasks.monitoring.status_schema import (
     SILENT,
     Closing,
@@ -116,6 +117,7 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
         },
         regions={name: _region(name, beats, now, limit_s) for name in _regions(config, beats)},
         evals=scores,
+        budget=read_budget(run, problems),
         members=[_member(beat, now, limit_s) for beat in beats],
         counts={
             "orders": orders.next_number(

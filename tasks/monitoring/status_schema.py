@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 from storage.config_model import Frozen
-from storage.records.control import ClosingStep
+from storage.records.control import BudgetKind, ClosingStep, RunEnd
+from tasks.monitoring.budget_status import BudgetStatus
 
-State = Literal[
-    "starting", "running", "completed", "cancelled", "failed", "interrupted", "unreadable"
-]
+State = RunEnd | Literal["starting", "running", "interrupted", "unreadable"]
 
 
 SILENT = "silent"
@@ -136,6 +135,8 @@ class Status(Frozen):
     regions: dict[str, RegionStatus]
     evals: list[EvalStatus]
     """In the order of their versions; for each, the answering policy alone, then the team."""
+    budget: dict[BudgetKind, BudgetStatus] = {}
+    """Limits that are set, and what is used of them."""
     members: list[MemberStatus]
     counts: dict[str, int]
     """`orders` written, `orders_done` ingested by the dataflow, `evaluations`."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from data_ops.prompts.frozen import stream_of
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.formats import json_values
 from storage.plain_names import TENSOR_SUFFIX, quoted, without_write_id
@@ -110,11 +111,18 @@ def refuse_retired(side: str, versions: Mapping[str, PlayedVersion]) -> None:
 
 
 def prompts_by_dataset(
-    gate: ContestConfig, evaluation: EvaluationConfig
+    gate: ContestConfig, evaluation: EvaluationConfig, run: ObjectStore
 ) -> dict[str, list[Prompt]]:
-    """Read the problems of each data set; ConfigError for ones that could not be judged."""
+    """Read the problems of each data set; ConfigError for ones that could not be judged.
+
+    Args:
+        run: the candidate's, which has the rows of an evaluation on a data window.
+    """
     sources = gate.datasets or {evaluation.dataset: evaluation.prompts}
-    prompts = {name: source.stream().all(source.limit) for name, source in sources.items()}
+    prompts = {
+        name: stream_of(run, "evaluation.prompts", source).all(source.limit)
+        for name, source in sources.items()
+    }
     for dataset, problems in prompts.items():
         if len(problems) < gate.min_problems:
             raise ConfigError(

@@ -124,7 +124,8 @@ def paired_outcomes(
         side: versions_of(store, side, team, config)
         for side, team in zip(SIDES, (champion, candidate), strict=True)
     }
-    prompts = prompts_by_dataset(gate, evaluation)
+    own_run = next(iter(versions["candidate"].values())).run
+    prompts = prompts_by_dataset(gate, evaluation, own_run)
     parts = [
         _Part(side, problems, conditions(dataset, problems, versions[side], config, seed))
         for side in SIDES

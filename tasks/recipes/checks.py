@@ -19,7 +19,7 @@ from storage.run import orders
 from storage.store.object_store import open_store
 from tasks.base_models.config import CustomModel, FolderModel
 from tasks.base_models.folders import refuse_links
-from tasks.recipes import gate_checks, placement, prompt_checks, schema
+from tasks.recipes import gate_checks, placement, prices, prompt_checks, schema
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.source import KeyPath
 from trainer.losses.corrections import CustomCorrection
@@ -51,7 +51,7 @@ def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
     """
     checks = (
         _names, _roles, _rewards, _engines, _sglang_urls, _trained_by, _algorithms, _groups,
-        _sampling, _prompts, _gate, _models, _mirrors, _times, _devices,
+        _sampling, _prompts, _gate, _models, _mirrors, _times, _placement_and_prices,
     )  # fmt: skip
     without_effect = [Problem(path, why) for path, why in schema.without_effect(written).items()]
     return [*without_effect, *(problem for check in checks for problem in check(config))]
@@ -324,8 +324,9 @@ def _times(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _devices(config: RunConfig) -> Iterator[Problem]:
-    yield from (Problem(path, message) for path, message in placement.faults(config))
+def _placement_and_prices(config: RunConfig) -> Iterator[Problem]:
+    for faults in (placement.faults, prices.faults):
+        yield from (Problem(path, message) for path, message in faults(config))
 
 
 def _one_of(word: str, names: tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ run's `run.json`.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -17,11 +17,16 @@ from storage.config_model import (
     CountOrNone,
     Frozen,
     Gpus,
+    Hours,
+    NotNegative,
+    OnlyWith,
+    Positive,
     Seconds,
     Seed,
     Steps,
     Temperature,
 )
+from storage.records.control import BudgetKind
 from storage.records.promotions import ROWS_MAX
 from tasks.base_models.config import ModelConfig
 from tasks.promotion.gate.config import GateConfig
@@ -109,6 +114,36 @@ class SuperviseConfig(Frozen):
     """
 
 
+class BudgetConfig(Frozen):
+    """What a run may use. When one limit is reached, the run ends as `exhausted`; null: no limit.
+
+    Example: `BudgetConfig(hours=8, cost=500, price_per_hour={"control": 0, "trainers": 12.0,
+    "rollout": 4.0, "rollout/us-east": 3.5})`. The only section that may differ when a run is
+    started again.
+    """
+
+    hours: Hours | None = None
+    """Wall-clock hours since the run was created; those in which it was stopped count, too."""
+    tokens: Positive | None = None
+    """Tokens sampled in rollouts."""
+    cost: Positive | None = None
+    """Sum of the hours in which each member was alive, times its price; in any currency."""
+    price_per_hour: Annotated[dict[str, NotNegative], OnlyWith("cost")] = {}
+    """Price of one member for an hour: of the pools `control`, `trainers` and `rollout`, or of the
+    members in one region: `rollout/REGION`.
+    """
+
+    @property
+    def limits(self) -> dict[BudgetKind, float]:
+        """Kind → limit, without the kinds that are not limited."""
+        limits: dict[BudgetKind, float | None] = {
+            "hours": self.hours,
+            "tokens": self.tokens,
+            "cost": self.cost,
+        }
+        return {kind: limit for kind, limit in limits.items() if limit is not None}
+
+
 class RunConfig(Frozen):
     """One training run."""
 
@@ -124,6 +159,7 @@ class RunConfig(Frozen):
     gate: ContestConfig | None = None
     tracking: TrackingConfig = TrackingConfig()
     supervise: SuperviseConfig = SuperviseConfig()
+    budget: BudgetConfig = BudgetConfig()
     log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
 
     @model_validator(mode="before")

@@ -55,6 +55,11 @@ def filled(config: Json) -> Json:
         return config
 
 
+def comparable(config: Json) -> Json:
+    """Return what must be equal when a run is started again: `filled`, without the budget."""
+    return {key: value for key, value in filled(config).items() if key != "budget"}
+
+
 def config_of(config: Json, run: ObjectStore) -> RunConfig:
     """`read_config` of a configuration that was read already; the error names `run`."""
     try:

@@ -21,6 +21,7 @@ from storage.records.control import Heartbeat
 from storage.run import evaluations
 from storage.run.evaluations import SOLO_WORKFLOW, Evaluation
 from storage.store.object_store import ObjectStore
+from tasks.monitoring.budget_status import budget_words
 from tasks.monitoring.mlflow_client import flatten
 from tasks.monitoring.status import status_of
 from tasks.monitoring.status_schema import Status, continues
@@ -95,6 +96,7 @@ def render_report(run: ObjectStore, run_id: str) -> str:
     page: str = _template().render(
         run_id=run_id,
         status=status,
+        budget=budget_words(status.budget),
         started=_clock_time(status.started),
         made=_clock_time(time.time()),
         duration=_duration(status.elapsed_s),

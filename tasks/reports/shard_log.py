@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.errors import UNREADABLE, NotFoundError
-from storage.records.rollouts import NOT_SAMPLED, Episode, Shard, failures_by_kind
+from storage.records.rollouts import Episode, Shard, failures_by_kind
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.training_curves import READERS, sample
@@ -104,9 +104,7 @@ def _played(run: ObjectStore, number: int) -> PlayedShard | None:
         region=shard.region,
         started_s=shard.started_s,
         finished_s=shard.finished_s,
-        tokens=sum(
-            int((s.owners != NOT_SAMPLED).sum()) for episode in episodes for s in episode.sequences
-        ),
+        tokens=shard.num_sampled,
         episodes=len(episodes),
         failed=failures_by_kind(episodes),
         newest={policy: max(versions) for policy, versions in shard.weights.items() if versions},

@@ -2,7 +2,8 @@
 from the store and Prefect, so its process may die.
 
 every poll:  store + Prefect + heartbeats ──▶ decide(member) ──▶ launch | lost | retire | keep
-run over  =  every member's work is done, or somebody asked it to stop (`stop.json`)
+run over  =  every member's work is done, its budget is used up, or somebody asked it to stop
+             (`stop.json`)
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from tasks.base_models.stored import resolve
 from tasks.recipes import stored_config
 from tasks.recipes.run_config import RunConfig
 from tasks.supervision.awaited import waiting_note
+from tasks.supervision.budget import BudgetMeter
 from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched, Launcher
 from tasks.supervision.member_watch import MemberWatch, SilenceLimits
@@ -50,8 +52,10 @@ class Supervisor:
     heartbeat: HeartbeatWriter
     launcher: Launcher
     clock: Callable[[], float] = time.monotonic
+    wall_clock: Callable[[], float] = time.time
     processes: FlowProcesses = field(default_factory=FlowProcesses)
     watches: dict[str, MemberWatch] = field(init=False)
+    budget: BudgetMeter = field(init=False)
 
     leave_within_s: float = field(init=False)
     """Time for the members to leave by themselves when the run ends."""
@@ -69,6 +73,12 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.leave_within_s = self.config.supervise.stop_timeout_s
         self.watches = {member.id: MemberWatch(member=member) for member in members_of(self.config)}
+        self.budget = BudgetMeter(
+            run=self.run,
+            config=self.config.budget,
+            clock=self.clock,
+            wall_clock=self.wall_clock,
+        )
 
     async def supervise(self) -> Stop:
         """Keep the run going until it is over and its members have left; returns why it ended."""
@@ -80,7 +90,9 @@ class Supervisor:
             await asyncio.sleep(self.config.supervise.poll_interval_s)
 
     def shutdown(self, stop: Stop) -> Shutdown:
-        """The end of the members. Only after a completed run do those that work get more time."""
+        """The end of the members. Those that work get more time, unless the run was cancelled or
+        failed: a trainer saves its checkpoint.
+        """
         return Shutdown(
             launcher=self.launcher,
             processes=self.processes,
@@ -88,7 +100,7 @@ class Supervisor:
             clock=self.clock,
             poll_interval_s=self.config.supervise.poll_interval_s,
             leave_within_s=self.leave_within_s,
-            patient=stop.state == "completed",
+            patient=stop.state in ("completed", "exhausted"),
         )
 
     async def poll(self) -> Stop | None:
@@ -120,11 +132,13 @@ class Supervisor:
         """Read the state of all members and act; a Stop when the run is over. While Prefect does
         not answer no member is launched or declared lost.
         """
-        await asyncio.to_thread(self._read_store)
+        used_up = await asyncio.to_thread(self._read_store)
         if all(watch.is_over for watch in self.watches.values()):
             return Stop(
                 "completed", f"all policies reached version {self.config.steps}", time.time()
             )
+        if used_up:
+            return Stop("exhausted", used_up, time.time())
         newest = await self.launcher.newest()
         if newest is None:
             self._report(
@@ -164,8 +178,10 @@ class Supervisor:
         """
         return self.clock() - self._store_unreachable_s
 
-    def _read_store(self) -> None:
+    def _read_store(self) -> str:
+        """Note heartbeats and finished work; return the budgets that are used up."""
         beats = {beat.id: beat for beat in self._heartbeats()}
+        used_up = self.budget.measure(beats.values())
         finished = [
             watch
             for watch in self.watches.values()
@@ -183,6 +199,7 @@ class Supervisor:
         num_done = sum(watch.done for watch in self.watches.values())
         progress = SupervisorProgress(members=len(self.watches), members_done=num_done)
         self.heartbeat.update(progress=progress)
+        return used_up
 
     def _heartbeats(self) -> list[Heartbeat]:
         """Read all readable heartbeats; the others are logged once.
@@ -330,11 +347,11 @@ def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -
         run_id,
         resolved,
         deployment=deployment,
-        fill_defaults=stored_config.filled,
+        fill_defaults=stored_config.comparable,
         origins=origins,
         windows=windows,
     )
-    stop = runs.check_restart(store, run_id, resolved, stored_config.filled)
+    stop = runs.check_restart(store, run_id, resolved, stored_config.comparable)
     if stop is not None:
         log.info("taking up run %s, which was %s", run_id, stop.state)
         runs.clear_stop(run)

@@ -3,11 +3,10 @@ of read models.
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 
-from storage.records.control import ServiceState, Stop
+from storage.records.control import RunEnd, ServiceState, Stop
 from storage.records.progress import Progress, ServiceKind
 from storage.records.rollouts import Order, Prompt
 from storage.records.weights import HostTensor
@@ -131,7 +130,5 @@ class SmallRun:
         )  # fmt: skip
         builders.put_heartbeat(self.run, beat)
 
-    def stop(
-        self, state: Literal["completed", "cancelled", "failed"], reason: str, at_s: float
-    ) -> None:
+    def stop(self, state: RunEnd, reason: str, at_s: float) -> None:
         runs.request_stop(self.run, Stop(state, reason, at_s))

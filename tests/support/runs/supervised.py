@@ -10,6 +10,7 @@ from dataclasses import replace
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConfigError, TransientError
 from storage.records.control import Stop
+from storage.run import runs
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from tasks.recipes import loader
@@ -92,17 +93,19 @@ class World:
     """One supervised run with a launcher that the test changes, and a manual clock."""
 
     def __init__(self, store: ObjectStore, **changes: object) -> None:
-        overrides = {
+        self.overrides = {
             "steps": 1,
             "supervise.restarts_max": 2,
             "supervise.stop_timeout_s": 0.01,
             "supervise.poll_interval_s": 0.01,
             **changes,
         }
-        self.config: RunConfig = loader.load("multi_policy_tiny", overrides)
+        self.config: RunConfig = loader.load("multi_policy_tiny", self.overrides)
         self.run = supervisor.start(store, "run", self.config, "")
         self.backend = Interrupted(self.run.backend)
         self.now_s = 1000.0
+        self.wall_s = runs.read_run(self.run).created_s
+        """The wall clock, which a test may set."""
         self.launcher = ScriptedLauncher()
         self.cpu_s: dict[str, float] = {}
         """Flow run → CPU time of its process on this machine."""
@@ -110,7 +113,11 @@ class World:
         """Flow runs whose process got SIGTERM."""
         self.supervisor = self.restarted()
 
-    def restarted(self) -> supervisor.Supervisor:
+    def restarted(self, **changes: object) -> supervisor.Supervisor:
+        """A new supervisor; `changes` replace settings of its recipe."""
+        if changes:
+            self.config = loader.load("multi_policy_tiny", {**self.overrides, **changes})
+            supervisor.start(runs.store_of(self.run), "run", self.config, "")
         heartbeat = HeartbeatWriter(self.run, "supervisor", "supervisor", 0, 60.0)
         run = replace(self.run, backend=self.backend, patience_s=0.01)  # type: ignore[arg-type]  # it passes every verb on
         clock = lambda: self.now_s  # noqa: E731 - two objects share it
@@ -121,6 +128,7 @@ class World:
             heartbeat=heartbeat,
             launcher=self.launcher,
             clock=clock,
+            wall_clock=lambda: self.wall_s,
             processes=processes,
         )
 
@@ -128,6 +136,7 @@ class World:
         stop = None
         for _ in range(rounds):
             self.now_s += seconds
+            self.wall_s += seconds
             stop = asyncio.run(self.supervisor.poll())
         return stop
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 ZEROS = b"0" * 32
 WRITE_ID = "0123456789abcdef" * 2
-OVERWRITTEN = ("leases/", "heartbeats/")
-"""Where objects without a checksum lie."""
+OVERWRITTEN = ("leases/", "heartbeats/", "usage.json")
+"""Begin of the keys of objects without a checksum."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import xxhash
 from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
-from storage.records.control import Stop
+from storage.records.control import BudgetKind, CountedLife, Stop, Usage
 from storage.records.progress import TrainerProgress
 from storage.records.rollouts import Prompt
 from storage.run import (
@@ -32,6 +32,7 @@ from storage.run import (
     promotions,
     quarantine,
     shards,
+    usage,
 )
 from storage.run.checkpoints import CheckpointState
 from storage.run.runs import read_stop, request_stop
@@ -70,6 +71,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoints.save(run, "solver", 4, tensors(4), CheckpointState({"format": 1}, 72.0))
     base_models.save_model(store, "8c1f", tensors(0), {"config.json": b"{}"}, {"accuracy": 0.3})
     request_stop(run, Stop("completed", "every policy reached version 4", 1700000900.0))
+    life = CountedLife(attempt=0, started_s=1.0, alive_s=2.5)
+    used: dict[BudgetKind, float] = {"hours": 0.25, "tokens": 0.0, "cost": 3.5}
+    usage.write(run, Usage(limits={"hours": 8.0}, used=used, members={"dataflow": life}))
     with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as heartbeat_writer:
         progress = TrainerProgress(step=4, tokens_per_s=9.5)
         heartbeat_writer.update(progress=progress, versions={"solver": 4})
@@ -511,7 +515,14 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         if not name.startswith("_")
     }
     assert keys.keys() == spelled
-    others = {layout.RUN, layout.STOP, layout.FROZEN, layout.REPORT, "checks/WRITE_ID"}
+    others = {
+        layout.RUN,
+        layout.STOP,
+        layout.USAGE,
+        layout.FROZEN,
+        layout.REPORT,
+        "checks/WRITE_ID",
+    }
     assert documented == {key for group in keys.values() for key in group} | others
 
 
@@ -560,6 +571,7 @@ OBJECTS = {
     "models/{build_digest}/manifest.json": "../../models/8c1f/manifest.json",
     "checkpoints/{policy}/{step:08d}/manifest.json": "checkpoints/solver/00000004/manifest.json",
     "evals/{versions}.arrow": "evals/solver-00000004_verifier-00000004.arrow",
+    "usage.json": "usage.json",
     "heartbeats/{kind}/{id}.json": "heartbeats/trainer/trainer-solver.json",
     "quarantine/{key}.json": "quarantine/shards/00000099.arrow.json",
     "promotions/{name}/{n:08d}.json": "../../promotions/tiny-1.7b/00000001.json",

@@ -7,7 +7,7 @@ from storage.coordination import heartbeats
 from storage.formats import arrow_sizes, json_objects, safetensors, tensor_set
 from storage.records import numbers, weights
 from storage.records import promotions as promotion_records
-from storage.run import orders, outcomes, promotions, prompt_windows, runs
+from storage.run import orders, outcomes, promotions, prompt_windows, runs, usage
 from storage.store import backend, s3
 from storage.weights import delta_applier
 from storage.weights.codec import delta_blocks, delta_numpy
@@ -35,6 +35,7 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"{weights.DIMENSIONS_MAX} dimensions",
         f"for people; cut after {runs.REASON_MAX:,} characters",
         f"It has at most {runs.STOP_BYTES_MAX:,} bytes.",
+        f"It has at most {usage.BYTES_MAX:,} bytes; every number is finite",
         f"episodes of each prompt; at most {orders.EPISODES_MAX:,} in an order",
         f"at most {WORDS[delta_applier.GROWTH_MAX]} times the bytes of the base's",
         f"| `trits` | zstd, ⌈n / {delta_numpy.TRITS_PER_BYTE}⌉ × u8 |",

@@ -54,6 +54,8 @@ def test_an_ingested_shard_is_read_back_bit_for_bit_without_the_shard(
     before = ingested(memory_store)
     after = decode(encode(before))
     assert (after.order, after.problem, after.num_groups) == (4, "", 3)
+    sampled = [len(each.tokens) - 2 for group in before.shard.groups for play in group.episodes for each in play.sequences] if before.shard else []  # fmt: skip
+    assert after.num_sampled == before.num_sampled == sum(sampled) > 0
     assert after.finished_s == before.finished_s == 1700000001.5
     assert after.shard is None
     assert after.episodes[0] == EpisodeOutcome(None, None, {"final": 1.0})

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,48 @@ def test_seen_orders_are_listed_once_in_the_next_order(memory_store: ObjectStore
     writer.see(1, shard(order=1))
     assert write(memory_store, writer).seen == (1, 0)
     assert write(memory_store, writer).seen == ()
+
+
+def test_an_order_has_the_sampled_tokens_of_all_seen_shards_also_after_a_restart(
+    memory_store: ObjectStore,
+) -> None:
+    writer = ordering(memory_store)
+    assert [write(memory_store, writer).tokens for _ in range(3)] == [0, 0, 0]
+    writer.see(1, shard(order=1), 6)
+    writer.see(0, None, 4)
+    writer.see(1, shard(order=1), 6)
+    assert write(memory_store, writer).tokens == 10
+    assert write(memory_store, writer).tokens == 10
+    writer.see(2, None, 5)  # in no order yet: a restarted dataflow ingests it again
+    writer = ordering(memory_store)
+    writer.see(0, None, 4)
+    assert write(memory_store, writer).tokens == 10
+    writer.see(2, None, 5)
+    assert write(memory_store, writer).tokens == 15
+
+
+def test_an_order_of_an_earlier_release_does_not_lower_the_sampled_tokens(
+    memory_store: ObjectStore,
+) -> None:
+    writer = ordering(memory_store)
+    write(memory_store, writer)
+    writer.see(0, None, 4)
+    write(memory_store, writer)
+    earlier = replace(writer.draft(samples_per_prompt=4, now_s=1.0), tokens=0)
+    orders.create(memory_store, earlier)
+    assert write(memory_store, ordering(memory_store)).tokens == 4
+
+
+def test_a_damaged_newest_order_does_not_lower_the_sampled_tokens(
+    memory_store: ObjectStore,
+) -> None:
+    writer = ordering(memory_store)
+    write(memory_store, writer)
+    writer.see(0, None, 4)
+    write(memory_store, writer)
+    write(memory_store, writer)
+    memory_store.put(layout.order(2), b"torn")
+    assert write(memory_store, ordering(memory_store)).tokens == 4
 
 
 def test_a_shard_seen_after_the_draft_is_listed_in_the_following_order(

@@ -60,6 +60,25 @@ def test_a_run_ends_with_every_batch_and_a_balanced_ledger(memory_store: ObjectS
     assert dataflow.progress().trained["solver"] == 24
 
 
+def test_each_order_has_the_sampled_tokens_of_all_shards_before_it_also_after_restarts(
+    memory_store: ObjectStore,
+) -> None:
+    simulation = world(memory_store)
+    dataflow = simulation.dataflow()
+    for _ in range(4):
+        dataflow.round()
+        simulation.play(simulation.open_orders())
+        dataflow.round()  # the shards are ingested, and are in no order's `seen` yet
+        dataflow = simulation.dataflow()
+    simulation.finish(dataflow)
+    seen: list[int] = []
+    for order in simulation.orders():
+        seen += order.seen
+        sampled = sum(shards.read(simulation.run, number).num_sampled for number in seen)
+        assert order.tokens == sampled
+    assert order.tokens > 0
+
+
 def test_two_runs_of_the_same_world_make_the_same_batches(memory_store: ObjectStore) -> None:
     first, second = world(memory_store.sub("a")), world(memory_store.sub("b"))
     first.finish(first.dataflow())

@@ -7,6 +7,7 @@ from rich.console import Console
 from deployments.cli import live_view, tables
 from deployments.cli.live_view import View
 from storage.records.control import ClosingStep, WaitReason
+from tasks.monitoring.budget_status import BudgetStatus
 from tasks.monitoring.status import (
     Closing,
     EvalStatus,
@@ -116,6 +117,27 @@ def test_the_view_shows_all_numbers_of_policies_regions_and_evaluations() -> Non
     assert "solver 20, verifier 18 80.0% – 500" in lines
     assert "Prefect http://x/runs/1" in lines
     assert any(line.endswith("20 of 80 steps") for line in lines)
+
+
+@pytest.mark.parametrize(("used", "style"), [(6.3, "dim"), (6.4, "yellow")])
+def test_view_line_and_status_show_the_used_budget_and_when_little_is_left(
+    used: float, style: str
+) -> None:
+    budget = {
+        "hours": BudgetStatus(used=used, limit=8.0),
+        "tokens": BudgetStatus(used=5e5, limit=2e9),
+    }
+    words = f"budget: hours {used} of 8, tokens 500,000 of 2,000,000,000"
+    status = _status().model_copy(update={"budget": budget})
+    view = View(run_id="tiny-1", elapsed_s=65.0, flow_state="Running", status=status)
+    assert words in _drawn(view)
+    assert live_view.line(view).endswith(words)
+    console = Console(width=140, file=io.StringIO())
+    console.print(tables.status_picture(status))
+    assert f"\n{words}" in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    assert live_view.budget_line(status).style == style
+    without = replace(view, status=_status())
+    assert not any("budget" in line for line in [*_drawn(without), live_view.line(without)])
 
 
 def test_the_last_line_of_the_view_is_empty_for_the_echo_of_ctrl_c() -> None:

@@ -107,6 +107,8 @@ def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(
         preflight.refuse_restart(
             memory_store, "mine", loader.load("multi_policy_tiny", {"steps": 3})
         )
+    larger = loader.load("multi_policy_tiny", {"budget.hours": 8})
+    assert preflight.refuse_restart(memory_store, "mine", larger) == cancelled
     runs.clear_stop(run)
     runs.request_stop(run, Stop("completed", "all done", 6.0))
     with pytest.raises(ConfigError, match="run mine is completed"):

@@ -12,7 +12,7 @@ from deployments.paths import Home
 from deployments.registration.flow_runs import FlowRun
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
-from storage.records.control import ClosingStep, ServiceState, Stop
+from storage.records.control import ClosingStep, RunEnd, ServiceState, Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
 from tasks.monitoring import closing_steps
@@ -84,6 +84,15 @@ def test_following_ends_with_the_supervisors_flow_run(followed: Followed, termin
     assert last is not None
     assert (last.state, last.reason) == ("completed", "all done")
     assert "completed" in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+
+
+@pytest.mark.parametrize("state", ["completed", "cancelled", "failed", "exhausted"])
+def test_a_run_has_ended_with_any_kind_of_end(followed: Followed, state: RunEnd) -> None:
+    run = _create(followed.store)
+    runs.request_stop(run, Stop(state, "over", 5.0))
+    last = Follower(followed, _console(False), read_flow=_script(COMPLETED)).follow()
+    assert last is not None
+    assert (last.state, last.reason) == (state, "over")
 
 
 def test_a_supervisor_that_dies_before_the_run_exists_is_an_error(followed: Followed) -> None:

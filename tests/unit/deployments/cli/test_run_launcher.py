@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,10 +20,10 @@ from deployments.stack import state
 from deployments.stack.processes import Process
 from deployments.stack.state import Stack
 from storage.errors import ConfigError
-from storage.records.control import Stop
-from storage.run import runs
+from storage.records.control import BudgetKind, RunEnd, Stop, Usage
+from storage.run import runs, usage
 from storage.store.object_store import open_store
-from tasks.monitoring.status import status
+from tasks.monitoring.status import Status, status
 from tasks.recipes import loader
 
 
@@ -197,6 +198,45 @@ def test_the_stack_is_reported_as_running_only_while_it_runs(tmp_path: Path) -> 
         assert (
             "the stack stays up for the next run; `astraflow down` stops it" in messages
         ) is ready
+
+
+def test_the_summary_of_a_run_that_used_up_its_budget_says_how_it_continues(
+    tmp_path: Path,
+) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    store = open_store(home.store.as_uri())
+    run = runs.create_run(store, "mine", loader.load("multi_policy_tiny").model_dump(mode="json"))
+    used: dict[BudgetKind, float] = {"hours": 8.0, "tokens": 1.0, "cost": 501.0}
+    usage.write(run, Usage(limits={"hours": 8.0, "tokens": 2.0, "cost": 500.0}, used=used))
+    reason = "budget: hours 8.0 of 8, cost 501.00 of 500"
+    runs.request_stop(run, Stop("exhausted", reason, runs.read_run(run).created_s + 28800))
+    followed = Followed(
+        store=store, run_id="mine", api_url="", flow_run_id="f", links={}, home=home
+    )
+    messages: list[str] = []
+    run_launcher.summarize(followed, status(store, "mine"), messages.append)
+    assert messages[1:3] == [
+        f"mine: exhausted after 8:00:00; {reason}",
+        "  start it again with a larger budget to go on: --run-id mine --set budget.hours=… "
+        "--set budget.cost=…",
+    ]
+    assert messages[3].startswith("  verify: clean: ")
+
+
+@pytest.mark.parametrize(
+    ("end", "is_success"),
+    [("completed", True), ("exhausted", True), ("cancelled", False), ("failed", False)],
+)
+def test_a_run_that_used_up_its_budget_is_a_success_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, end: RunEnd, is_success: bool
+) -> None:
+    ended = Status.model_construct(run_id="mine", state=end)
+    follower = SimpleNamespace(follow=lambda: ended)
+    monkeypatch.setattr(run_launcher, "Follower", lambda followed, console: follower)
+    monkeypatch.setattr(run_launcher, "summarize", lambda followed, last, say: None)
+    followed = SimpleNamespace(run_id="mine")
+    assert run_launcher.watch(followed, print) is is_success  # type: ignore[arg-type]  # only its id is read
 
 
 def test_a_slow_check_reports_its_progress_every_few_seconds(

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from deployments.cli import tables
+from storage.records.control import RunEnd
 from storage.records.promotions import (
     DecisionKind,
     GateRow,
@@ -86,6 +87,30 @@ def test_a_long_list_of_violations_is_shortened_with_a_note() -> None:
     table = tables.violations_table(_verdict(*many))
     assert table.row_count == tables.VIOLATIONS_SHOWN_MAX + 1
     assert list(table.columns[2].cells)[-1] == "and 3 more; --json lists all of them"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        ("exhausted", "budget: hours 8.0 of 8", "exhausted (budget: hours 8.0 of 8)"),
+        ("exhausted", "x\n" + 200 * "y", f"exhausted (x {98 * 'y'})"),
+        ("cancelled", "by a person", "cancelled"),
+    ],
+)
+def test_the_list_of_runs_says_which_budget_is_used_up(
+    state: RunEnd, reason: str, words: str
+) -> None:
+    run = RunSummary(
+        run_id="tiny-1",
+        state=state,
+        reason=reason,
+        deployment="",
+        started=1.7e9,
+        elapsed_s=108.0,
+        steps=80,
+        versions={},
+    )
+    assert [str(cell) for cell in tables.runs_table([run]).columns[1].cells] == [words]
 
 
 @pytest.mark.parametrize(

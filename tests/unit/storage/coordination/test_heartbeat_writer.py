@@ -52,6 +52,20 @@ def test_a_heartbeat_is_written_at_the_start_and_at_the_end(memory_store: Object
     assert memory_store.list() == ["heartbeats/trainer/trainer-solver.json"]
 
 
+def test_a_heartbeat_has_the_age_of_its_process_by_the_monotonic_clock(
+    memory_store: ObjectStore,
+) -> None:
+    now_s = 1000.0
+    writer = HeartbeatWriter(
+        memory_store, "trainer", "trainer-solver", 3, IDLE_S, clock=lambda: now_s
+    )
+    now_s = 1002.5
+    with writer:
+        assert only(memory_store).alive_s == 2.5
+        now_s = 1060.0
+    assert only(memory_store).alive_s == 60.0
+
+
 def test_heartbeats_are_written_at_the_interval(memory_store: ObjectStore) -> None:
     with HeartbeatWriter(memory_store, "dataflow", "dataflow", 0, interval_s=0.01) as heartbeat:
         until(lambda: heartbeat.last.beats >= 5)

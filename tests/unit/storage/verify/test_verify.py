@@ -16,7 +16,7 @@ from storage import layout
 from storage.errors import ConfigError, TransientError
 from storage.formats.json_objects import seal
 from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
-from storage.records.control import Stop
+from storage.records.control import RunEnd, Stop
 from storage.records.rollouts import Shard
 from storage.run import batches, checkpoints, evaluations, orders, quarantine, shards
 from storage.run.checkpoints import CheckpointState
@@ -527,9 +527,12 @@ def test_every_object_is_missing_in_an_empty_completed_run(memory_store: ObjectS
     ]
 
 
-def test_a_cancelled_run_has_no_missing_objects(memory_store: ObjectStore) -> None:
-    run = create_run(memory_store, "cancelled", CONFIG)
-    request_stop(run, Stop("cancelled", "by hand", 0.0))
+@pytest.mark.parametrize("state", ["cancelled", "failed", "exhausted"])
+def test_a_run_that_ended_early_has_no_missing_objects(
+    memory_store: ObjectStore, state: RunEnd
+) -> None:
+    run = create_run(memory_store, "early", CONFIG)
+    request_stop(run, Stop(state, "early", 0.0))
     assert verified(run).ok
 
 

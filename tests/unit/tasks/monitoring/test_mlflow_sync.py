@@ -132,6 +132,17 @@ def test_the_end_of_a_run_logs_the_report_the_models_and_the_status(
     assert files == {"config.json", "report.html"}
 
 
+def test_a_run_that_used_up_its_budget_is_finished_and_registers_its_newest_models(
+    uri: str,
+) -> None:
+    small_run = trained("tracking-exhausted")
+    Tracker(small_run.run, RUN_ID, small_run.config, uri).finish("exhausted")
+    seen = Seen(uri)
+    assert {run.info.status for run in seen.runs.values()} == {"FINISHED"}
+    (version,) = seen.client.search_model_versions("name='astraflow-solver'")
+    assert version.tags["astraflow.version"] == "2"
+
+
 def test_a_cancelled_run_registers_no_model(uri: str) -> None:
     small_run = trained("tracking-cancelled")
     Tracker(small_run.run, RUN_ID, small_run.config, uri).finish("cancelled")

@@ -3,14 +3,17 @@ from itertools import pairwise
 
 import pytest
 
+from storage import layout
 from storage.errors import ConfigError
+from storage.records.control import BudgetKind, Usage
 from storage.records.progress import (
     MirrorProgress,
     RolloutProgress,
     SupervisorProgress,
     TrainerProgress,
 )
-from storage.run import shards
+from storage.run import shards, usage
+from tasks.monitoring.budget_status import BudgetStatus, budget_words
 from tasks.monitoring.status import RunSummary, Status, newest_version, runs, status
 from tests.support.checkout import ROOT
 from tests.support.runs import builders
@@ -212,6 +215,32 @@ def test_closing_steps_are_shown_while_the_supervisor_writes_heartbeats() -> Non
     assert report is not None
     assert (report.step, report.part, report.share) == ("verifying", "shards", 0.42)
     assert status(small_run.store, RUN_ID, NOW_S + 100).closing is None, "the supervisor is gone"
+
+
+def test_the_budget_of_a_status_is_that_of_the_newest_start() -> None:
+    small_run = running("status-budget")
+    assert status(small_run.store, RUN_ID, NOW_S).budget == {}
+    used: dict[BudgetKind, float] = {"hours": 6.4, "cost": 3.0}
+    usage.write(small_run.run, Usage(limits={"hours": 8.0, "tokens": 100.0}, used=used))
+    report = status(small_run.store, RUN_ID, NOW_S)
+    assert report.budget == {
+        "hours": BudgetStatus(used=6.4, limit=8.0),
+        "tokens": BudgetStatus(used=0.0, limit=100.0),
+    }
+    assert budget_words(report.budget) == "budget: hours 6.4 of 8, tokens 0 of 100"
+    small_run.run.put(layout.USAGE, b"torn")
+    damaged = status(small_run.store, RUN_ID, NOW_S)
+    assert damaged.budget == {}
+    (problem,) = damaged.problems
+    assert problem.startswith("what the run has used of its budget cannot be read: usage.json ")
+
+
+def test_a_run_that_used_up_its_budget_has_a_state_of_its_own() -> None:
+    small_run = running("status-exhausted")
+    small_run.stop("exhausted", "budget: hours 8.0 of 8", NOW_S)
+    report, (summary,) = status(small_run.store, RUN_ID, NOW_S), runs(small_run.store, NOW_S)
+    for seen in (report, summary):
+        assert (seen.state, seen.reason) == ("exhausted", "budget: hours 8.0 of 8")
 
 
 def test_an_unknown_run_gives_similar_run_ids() -> None:

@@ -96,7 +96,7 @@ def conditions_key(
 ) -> str:
     versions = contest_inputs.versions_of(store, "champion", team_of(run, version), config)
     ((dataset, prompts),) = contest_inputs.prompts_by_dataset(
-        *contest_inputs.gate_settings(config)
+        *contest_inputs.gate_settings(config), run
     ).items()
     return outcomes.key(LOG, contest_inputs.conditions(dataset, prompts, versions, config, seed))
 

@@ -13,7 +13,7 @@ from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.base_models.config import CustomModel
 from tasks.recipes.loader import load
-from tasks.recipes.stored_config import filled, migrated, read_config
+from tasks.recipes.stored_config import comparable, filled, migrated, read_config
 from tests.support.checkout import ROOT
 from trainer.losses import CustomLoss, M2po, PpoClip
 
@@ -123,6 +123,16 @@ def test_missing_defaults_of_a_stored_config_are_added() -> None:
     del config["policies"]["solver"]["train"]["anchor_every"]
     assert filled(config) == load(RECIPE).model_dump(mode="json")
     assert filled({"steps": "none any more"}) == {"steps": "none any more"}
+
+
+def test_configurations_that_differ_in_the_budget_alone_are_comparable() -> None:
+    config = load(RECIPE).model_dump(mode="json")
+    larger = load(RECIPE, {"budget.hours": 8}).model_dump(mode="json")
+    other = load(RECIPE, {"budget.hours": 8, "steps": 5}).model_dump(mode="json")
+    earlier = {key: value for key, value in config.items() if key != "budget"}
+    assert comparable(config) == comparable(larger) == comparable(earlier) == earlier
+    assert comparable(other) == {**earlier, "steps": 5}
+    assert comparable({"steps": "none", "budget": {}}) == {"steps": "none"}
 
 
 def test_a_stored_configuration_with_import_paths_is_read_without_importing(

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from storage import layout
 from storage.errors import ConfigError
-from storage.records.control import Stop
+from storage.records.control import RunEnd, Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
@@ -307,10 +306,16 @@ def test_after_the_end_the_heartbeat_names_the_remaining_members(world: World) -
 
 
 @pytest.mark.parametrize(
-    ("state", "cancelled"), [("completed", []), ("cancelled", ["evaluation-0"])]
+    ("state", "cancelled"),
+    [
+        ("completed", []),
+        ("exhausted", []),
+        ("cancelled", ["evaluation-0"]),
+        ("failed", ["evaluation-0"]),
+    ],
 )
-def test_after_a_completed_run_a_working_member_has_more_time_to_end(
-    world: World, state: Literal["completed", "cancelled"], cancelled: list[str]
+def test_after_a_planned_end_a_working_member_has_more_time_to_end(
+    world: World, state: RunEnd, cancelled: list[str]
 ) -> None:
     world.look()
     world.run_all()
