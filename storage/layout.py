@@ -3,10 +3,10 @@
 runs/{run id}/                       models/{build digest}/          (shared by runs)
   run.json  stop.json  usage.json      manifest.json  model.safetensors  config.json  …
   prompts/{sha256}.arrow
-  orders/00000007.json  orders/end.json  promotions/{name}/00000001.json (shared by runs)
-  leases/00000007.0000.json
-  shards/00000007.arrow
-  batches/solver/00000003.arrow
+  orders/00000007.json  orders/end.json
+  leases/00000007.0000.json            promotions/{name}/         (shared by runs)
+  shards/00000007.arrow                  00000001.json
+  batches/solver/00000003.arrow          outcomes/{digest}.arrow
   weights/solver/00000003/manifest.json  since-00000000.json
   checkpoints/solver/00000003/manifest.json
   evals/solver-00000020_verifier-00000020.arrow
@@ -89,6 +89,11 @@ def promotion(name: str, number: int) -> str:
 def prompts(digest: str) -> str:
     """Return the key of a run's frozen rows by their digest, `sha256:` and 64 hex digits."""
     return f"{PROMPTS}/{digest.removeprefix('sha256:')}.arrow"
+
+
+def outcomes(name: str, digest: str) -> str:
+    """Return the key of a team's outcomes on one data set, beside the decisions of the log."""
+    return f"{promotions(name)}/outcomes/{digest}.arrow"
 
 
 def order(number: int) -> str:

@@ -10,12 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from data_ops.prompts.frozen import stream_of
 from rollout.placement import worker_gpus
 from rollout.service import event_loop
-from rollout.service.agent_pool import open_agent_pool
 from rollout.service.episode_runner import run_prompts
 from storage.coordination.gpus_of_service import gpus_of_service
 from storage.coordination.lifetime import Lifetime, StoppedError
@@ -23,11 +20,11 @@ from storage.errors import ConflictError
 from storage.records.control import ServiceState, WaitReason
 from storage.records.progress import EvaluationProgress
 from storage.records.rollouts import Episode, Group
-from storage.records.types import Float32
 from storage.run import evaluations
 from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
+from tasks import held_out_play
 from tasks.recipes.placement import evaluation_engine
 from tasks.recipes.run_config import EvaluationConfig, RunConfig
 
@@ -163,19 +160,11 @@ async def _play(
     versions: Mapping[str, int],
     on_episode: Callable[[Episode], None] | None,
 ) -> tuple[Group, ...]:
-    rollout = config.rollout.model_copy(update={"engine": evaluation_engine(config)})
-    sampling = {
-        name: spec.sampling.model_copy(update={"temperature": evaluation.temperature})
-        for name, spec in config.policies.items()
-    }
     stream = stream_of(run, "evaluation.prompts", evaluation.prompts)
     prompts = stream.all(evaluation.prompts.limit)
-    agent_pool = open_agent_pool(run, rollout, sampling)
-    try:
-        await agent_pool.load(run, {policy: versions[policy] for policy in agent_pool.engines})
-        return await run_prompts(agent_pool, prompts, 1, EVALUATION_SEED, on_episode)
-    finally:
-        await agent_pool.close()
+    in_run = {policy: (run, version) for policy, version in versions.items()}
+    async with held_out_play.pool_with(in_run, config, evaluation) as pool:
+        return await run_prompts(pool, prompts, 1, EVALUATION_SEED, on_episode)
 
 
 def _evaluation(
@@ -191,23 +180,11 @@ def _evaluation(
         dataset=evaluation.dataset,
         workflow=config.rollout.workflow.name,
         rows=tuple(group.prompt.id for group in groups),
-        first_attempt=_metric(episodes, "first_attempt"),
-        final=_metric(episodes, "final"),
+        first_attempt=held_out_play.results(episodes, "first_attempt"),
+        final=held_out_play.results(episodes, "final"),
         created_s=time.time(),
         seconds=seconds,
     )
-
-
-def _metric(episodes: Sequence[Episode], name: str) -> Float32:
-    """[N] The metric of every episode, in [0, 1]; NaN where the episode failed.
-
-    Where a workflow does not set the metric: 1 for a positive reward, else 0.
-    """
-    values = [
-        np.nan if episode.error else episode.metrics.get(name, float(episode.reward > 0))
-        for episode in episodes
-    ]
-    return np.clip(np.asarray(values, np.float32), 0.0, 1.0)
 
 
 def _text(versions: Mapping[str, int]) -> str:

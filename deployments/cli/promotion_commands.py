@@ -4,15 +4,19 @@ Each command reads its arguments, calls one module and prints the result. Module
 import are imported inside the command that needs them.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deployments.cli.terminal import AsJson, say, show, store, warn
+from deployments.cli.terminal import EXIT_FAILED, AsJson, say, show, store, warn
 from deployments.paths import home
 
 if TYPE_CHECKING:
+    from storage.records.promotions import Team
+    from storage.store.object_store import ObjectStore
     from tasks.promotion.promotion import Settled
+    from tasks.recipes.run_config import RunConfig
 
 LogName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the promotion log.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored with the decision.")]
@@ -33,13 +37,25 @@ def promote(
             "the run's own evaluations.",
         ),
     ] = None,
+    gate: Annotated[
+        bool,
+        typer.Option(
+            "--gate",
+            help="Play held-out problems with this team and with the champion, and promote it only "
+            "if it is better. This runs the workflow and the reward that the run's recipe names.",
+        ),
+    ] = False,
     reason: Reason = "",
 ) -> None:
     """Make versions of a run the champion: those that are in use.
 
     All policies of the run are promoted together. The decision is stored in the promotion log NAME,
-    gc keeps its weights, and MLflow's alias `champion` moves to its registered models. Nothing is
-    compared with the present champion. `astraflow rollback` undoes it.
+    gc keeps its weights, and MLflow's alias `champion` moves to its registered models.
+    `astraflow rollback` undoes it.
+
+    Nothing is compared with the present champion, unless --gate is given: then the team must be
+    better by the section `gate` of the run's recipe; where there is no champion, better than its
+    base model. The exit code is 0 for a promotion and 1 for a rejection.
 
     Example:  astraflow promote tiny-20260101-120000-ab12 --reason "looked at 20 episodes"
     """
@@ -50,10 +66,39 @@ def promote(
     opened = store()
     stored = stored_runs.open_run(opened, run)
     config = read_config(stored)
+    if gate:
+        _promote_the_better(opened, name or config.name, run, config, version or (), reason)
+        return
     found = candidates.find(stored, run, config, version or ())
     _adopt_stack()
     why = "; ".join(filter(None, (reason, found.description)))
     _report(promotion.promote(opened, name or config.name, found.team, _user(), why))
+
+
+def _promote_the_better(
+    opened: "ObjectStore",
+    name: str,
+    run: str,
+    config: "RunConfig",
+    words: Sequence[str],
+    reason: str,
+) -> None:
+    """Decide by a contest; raises typer.Exit for a rejection."""
+    from deployments.cli import tables
+    from deployments.cli.contest_progress import shown_progress
+    from tasks.promotion import promotion
+    from tasks.promotion.contest import contest
+
+    with shown_progress() as on_progress:
+        held = contest(opened, name, run, config, words, on_progress)
+    against = f"decision {held.champion.number}" if held.champion else "no champion: its base model"
+    say(f"{_named(held.candidate.team)} against {_named(held.opponent)} ({against})")
+    show(tables.gate_table(held.verdict), as_json=False)
+    _adopt_stack()
+    team = held.candidate.team
+    _report(promotion.decide(opened, name, team, held.verdict, held.champion, _user(), reason))
+    if not held.verdict.passed:
+        raise typer.Exit(EXIT_FAILED)
 
 
 def rollback(
@@ -131,13 +176,19 @@ def promotions(
                 warn(f"{log.name}: {problem}")
 
 
-def _report(settled: "Settled") -> None:
-    decision = settled.decision
-    team = ", ".join(
-        f"{policy}@{version.version} of {version.run_id}"
-        for policy, version in decision.team.items()
+def _named(team: "Team") -> str:
+    return ", ".join(
+        f"{policy}@{version.version} of {version.run_id}" for policy, version in team.items()
     )
-    say(f"{team}: champion of {decision.name} by decision {decision.number}; {decision.reason}")
+
+
+def _report(settled: "Settled") -> None:
+    from storage.records.promotions import DecisionKind
+
+    decision = settled.decision
+    role = "not champion" if decision.kind is DecisionKind.REJECTED else "champion"
+    where = f"{role} of {decision.name} by decision {decision.number}"
+    say(f"{_named(decision.team)}: {where}; {decision.reason}")
     for problem in settled.problems:
         warn(problem)
 

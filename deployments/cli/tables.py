@@ -12,7 +12,7 @@ from rich.text import Text
 
 from deployments.cli import live_view
 from deployments.cli.doctor.machine import Check
-from storage.records.promotions import PromotionDecision, Requirement
+from storage.records.promotions import GateVerdict, PromotionDecision, Requirement
 from storage.run.promotions import PromotionLog
 from storage.verify.verify import Verdict
 from storage.weights.tags import Tag
@@ -194,6 +194,31 @@ def promotions_table(logs: Sequence[tuple[Standing, PromotionLog]]) -> Table:
                 _gain(decision),
                 decision.reason,
             )
+    return table
+
+
+def gate_table(verdict: GateVerdict) -> Table:
+    """Return the gate's table, which `astraflow promote --gate` prints."""
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    numbers = ("problems", "champion", "candidate", "gain", "at least", "at most", "p", "required")
+    for header in ("data set", *numbers, "passed", "why"):
+        table.add_column(
+            header,
+            justify="right" if header in numbers else "left",
+            no_wrap=header in numbers,
+            overflow="fold",
+        )
+    for row in verdict.rows:
+        table.add_row(
+            row.dataset,
+            f"{row.problems:,}",
+            *(f"{value:.1%}" for value in (row.champion, row.candidate)),
+            *(f"{value:+.1%}" for value in (row.gain, row.low, row.high)),
+            f"{row.p_value:.2g}",
+            f"{row.required:+.1%}",
+            "yes" if row.passed else "no",
+            row.why,
+        )
     return table
 
 

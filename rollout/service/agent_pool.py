@@ -8,7 +8,7 @@ Rollout workers keep the weights of the engines fresh; the evaluation loads exac
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
@@ -158,12 +158,27 @@ def open_agent_pool(
         ConfigError: the workflow, the reward, the engine or a tokenizer cannot work.
         NotFoundError: a policy has no version 0 yet.
     """
+    return make_agent_pool(partial(reader.fetch_files, run), config, sampling)
+
+
+def make_agent_pool(
+    fetch_files: Callable[[str], Mapping[str, bytes]],
+    config: RolloutConfig,
+    sampling: Mapping[str, SamplingConfig],
+) -> AgentPool:
+    """Build a pool whose policies may be of several runs. Its engines have no weights yet.
+
+    Args:
+        fetch_files: returns the files of a policy's base model.
+
+    Raises:
+        ConfigError: the workflow, the reward, the engine or a tokenizer cannot work.
+        Exception: that of `fetch_files`.
+    """
     reward = make_reward(config.workflow.reward, config.workflow.reward_timeout_s)
     workflow = make_workflow(config.workflow, reward)
     policy_of = policies_by_role(workflow, config.workflow, sampling)
-    files_of = {
-        policy: reader.fetch_files(run, policy) for policy in dict.fromkeys(policy_of.values())
-    }
+    files_of = {policy: fetch_files(policy) for policy in dict.fromkeys(policy_of.values())}
     chats: dict[frozenset[tuple[str, bytes]], Chat] = {}
     players: dict[str, Player] = {}
     engine_of = placed(config.engine, tuple(sampling))

@@ -122,10 +122,13 @@ def fetch(file: SourceFile, copy: Path) -> str:
     digest = hashlib.sha256()
     starts = range(0, file.num_bytes, PART_BYTES)
     try:
-        with copy.open("wb") as target:
-            for body in ordered_map(
+        with (
+            copy.open("wb") as target,
+            ordered_map(
                 read_part, starts, threads=PARTS_AT_ONCE, budget=2 * PARTS_AT_ONCE
-            ):
+            ) as parts,
+        ):
+            for body in parts:
                 digest.update(body)
                 target.write(body)
     except (ConflictError, NotFoundError) as error:

@@ -54,11 +54,13 @@ def decide(
     verdict: GateVerdict,
     champion: PromotionDecision | None,
     by: str,
+    reason: str = "",
 ) -> Settled:
     """Promote a team that passed the gate; keep one that did not as challenger.
 
     Args:
         champion: the decision whose team the gate compared with.
+        reason: stored before that of the gate.
 
     Raises:
         ConflictError: the champion changed meanwhile, so that the verdict does not hold.
@@ -74,7 +76,8 @@ def decide(
                 f"the champion of {name} is {_number(standing.champion)} now, and the candidate "
                 f"was compared with {_number(champion)}; compare it with the new champion"
             )
-        return _drafted(kind, team, by, verdict.reason, gate=verdict)
+        why = "; ".join(filter(None, (reason, verdict.reason)))
+        return _drafted(kind, team, by, why, gate=verdict)
 
     kept_versions.keep(store, name, team)
     return _settle(store, decision_log.add(store, name, draft))

@@ -13,18 +13,13 @@ from typing import Any, NamedTuple
 
 from data_ops.algorithms.custom import CustomAlgorithm
 from data_ops.algorithms.filters import ZeroAdvantage
-from data_ops.prompts import PromptSource
-from data_ops.prompts.builtin import BuiltinPrompts
-from data_ops.prompts.custom import CustomPrompts
-from data_ops.prompts.path import SUFFIXES, FilePrompts
 from storage import import_path, layout
 from storage.errors import ConfigError
 from storage.run import orders
 from storage.store.object_store import open_store
-from storage.store.source_files import is_remote
 from tasks.base_models.config import CustomModel, FolderModel
 from tasks.base_models.folders import refuse_links
-from tasks.recipes import placement, prices, schema
+from tasks.recipes import gate_checks, placement, prices, prompt_checks, schema
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.source import KeyPath
 from trainer.losses.corrections import CustomCorrection
@@ -56,7 +51,7 @@ def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
     """
     checks = (
         _names, _roles, _rewards, _engines, _sglang_urls, _trained_by, _algorithms, _groups,
-        _sampling, _prompts, _models, _mirrors, _times, _placement_and_prices,
+        _sampling, _prompts, _gate, _models, _mirrors, _times, _placement_and_prices,
     )  # fmt: skip
     without_effect = [Problem(path, why) for path, why in schema.without_effect(written).items()]
     return [*without_effect, *(problem for check in checks for problem in check(config))]
@@ -265,70 +260,11 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
 
 
 def _prompts(config: RunConfig) -> Iterator[Problem]:
-    train = config.data.prompts
-    yield from _prompt_source(("data", "prompts"), train)
-    if config.evaluation is None:
-        return
-    held_out = config.evaluation.prompts
-    yield from _prompt_source(("evaluation", "prompts"), held_out)
-    if isinstance(held_out, BuiltinPrompts) and held_out.limit is None:
-        yield Problem(
-            ("evaluation", "prompts"),
-            "a built-in source is endless; set limit, for example limit: 500",
-        )
-    if held_out.model_dump(exclude={"seed", "limit"}) == train.model_dump(
-        exclude={"seed", "limit"}
-    ):
-        split = getattr(train, "split", None)
-        which, example = (f" (split {split})", "split: test") if split else ("", "another file")
-        yield Problem(
-            ("evaluation", "prompts"),
-            f"is the training set itself{which}; evaluate on prompts that are held out, for "
-            f"example {example}",
-        )
+    yield from (Problem(path, message) for path, message in prompt_checks.faults(config))
 
 
-def _prompt_source(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
-    if isinstance(source, FilePrompts) and not is_remote(source.path):  # else where the run is
-        yield from _prompt_file(path, source)
-    elif isinstance(source, CustomPrompts):
-        try:
-            source.find()
-        except ConfigError as error:
-            yield Problem((*path, "custom"), str(error))
-
-
-def _prompt_file(path: KeyPath, source: FilePrompts) -> Iterator[Problem]:
-    file = Path(source.path)
-    if os.path.isdir(file):
-        names = [name for name in _names_in(file) if name.endswith(SUFFIXES)]
-        example = file / (names or ["train.jsonl"])[0]
-        yield Problem((*path, "path"), f"{file} is a folder; name one file, such as {example}")
-    elif os.path.exists(file) and not os.path.isfile(file):
-        yield Problem((*path, "path"), f"{file} is a pipe, a device or a socket; name a file")
-    elif not os.path.isfile(file):
-        near = difflib.get_close_matches(file.name, _names_in(file.parent), n=1)
-        yield Problem(
-            (*path, "path"),
-            f"{file} does not exist" + (f"; did you mean {near[0]}?" if near else ""),
-        )
-    elif file.suffix not in SUFFIXES:
-        yield Problem(
-            (*path, "path"),
-            f"{file.name} is neither .jsonl nor .parquet; convert it to one of them",
-        )
-    else:
-        try:
-            source.stream()
-        except ConfigError as error:  # with the lines of the mistakes
-            yield Problem((*path, "path"), str(error))
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except (OSError, ValueError):  # no folder, or one that cannot be read
-        return []
+def _gate(config: RunConfig) -> Iterator[Problem]:
+    yield from (Problem(path, message) for path, message in gate_checks.faults(config))
 
 
 def _models(config: RunConfig) -> Iterator[Problem]:

@@ -27,8 +27,13 @@ from storage.config_model import (
     Temperature,
 )
 from storage.records.control import BudgetKind
+from storage.records.promotions import ROWS_MAX
 from tasks.base_models.config import ModelConfig
+from tasks.promotion.gate.config import GateConfig
 from trainer.config import TrainConfig
+
+DATASETS_MAX = ROWS_MAX - 1
+"""Data sets of the gate; its table has one more row."""
 
 
 class PolicyConfig(Frozen):
@@ -64,6 +69,15 @@ class EvaluationConfig(Frozen):
     """Sequences decoded together."""
     devices: Gpus = ()
     """GPUs of its engines, as `rollout.engine.devices`; empty: those of a worker."""
+
+
+class ContestConfig(GateConfig):
+    """How a candidate of the run is compared with the champion (`docs/promotion.md`)."""
+
+    datasets: dict[str, PromptSource] = Field(default={}, max_length=DATASETS_MAX)
+    """Data set → its problems; empty: those of the evaluation, under `evaluation.dataset`."""
+    samples: Count = 1
+    """Episodes of each problem for each team."""
 
 
 class TrackingConfig(Frozen):
@@ -142,6 +156,7 @@ class RunConfig(Frozen):
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
     evaluation: EvaluationConfig | None = None
+    gate: ContestConfig | None = None
     tracking: TrackingConfig = TrackingConfig()
     supervise: SuperviseConfig = SuperviseConfig()
     budget: BudgetConfig = BudgetConfig()

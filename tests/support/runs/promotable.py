@@ -15,6 +15,7 @@ from storage.records.promotions import (
 )
 from storage.run import evaluations, runs
 from storage.run.evaluations import Evaluation
+from storage.run.outcomes import PlayConditions, TeamOutcomes
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
 from tasks.recipes.loader import load
@@ -71,6 +72,23 @@ def team(run: ObjectStore, run_id: str, version: int) -> Mapping[str, TeamVersio
         for policy in POLICIES
     }
 
+
+CONDITIONS = PlayConditions(
+    dataset="gsm8k",
+    prompts="5d0c",
+    samples=2,
+    seed=7,
+    weights={"solver": "sha256:9f"},
+    models={"solver": "91be"},
+    settings={"workflow": {"name": "single_turn", "args": {"x": [1, 2.5, None]}}},
+)
+PLAYED = TeamOutcomes(
+    conditions=CONDITIONS,
+    problems=("a", "b", "c"),
+    accuracies=np.array([[1, 0], [0.25, np.nan], [0, 1]], np.float32),
+    created_s=5.0,
+    seconds=2.5,
+)
 
 ROW = GateRow(
     dataset="gsm8k", problems=0, champion_failed=1, candidate_failed=2, champion=0.4,

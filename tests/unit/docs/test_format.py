@@ -24,7 +24,16 @@ from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.records.control import BudgetKind, CountedLife, Stop, Usage
 from storage.records.progress import TrainerProgress
 from storage.records.rollouts import Prompt
-from storage.run import base_models, checkpoints, evaluations, promotions, quarantine, shards, usage
+from storage.run import (
+    base_models,
+    checkpoints,
+    evaluations,
+    outcomes,
+    promotions,
+    quarantine,
+    shards,
+    usage,
+)
 from storage.run.checkpoints import CheckpointState
 from storage.run.runs import read_stop, request_stop
 from storage.store.object_store import ObjectStore, open_store
@@ -32,7 +41,7 @@ from storage.weights import manifests, reader
 from tests.support.checkout import ROOT
 from tests.support.runs.builders import tensors
 from tests.support.runs.frozen_windows import frozen_window
-from tests.support.runs.promotable import gate_decision
+from tests.support.runs.promotable import CONDITIONS, PLAYED, gate_decision
 from tests.support.runs.true_run import MAX_STALENESS, POLICIES, STEPS, finished_run
 from tests.support.stores.stranger import (
     OVERWRITTEN,
@@ -89,6 +98,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     run.put(layout.REPORT, b"<html>")
     promotions.create(store, gate_decision(1))
+    outcomes.create(store, "tiny-1.7b", PLAYED)
     return folder
 
 
@@ -245,6 +255,18 @@ def test_an_independent_reader_reads_every_other_object(stranger: Stranger) -> N
     assert stranger.json("heartbeats/trainer/trainer-solver.json")["versions"] == {"solver": 4}
     assert stranger.json("quarantine/shards/00000099.arrow.json")["key"] == "shards/00000099.arrow"
     assert (stranger.root / "quarantine/shards/00000099.arrow").read_bytes() == b"torn"
+
+
+def test_an_independent_reader_computes_the_key_of_outcomes(stranger: Stranger) -> None:
+    header, rows = stranger.arrow(
+        OBJECTS["promotions/{name}/outcomes/{digest}.arrow"], "team_outcomes"
+    )
+    assert rows["prompt_id"] == ["a", "b", "c"]
+    assert [row[0] for row in rows["accuracy"]] == [1.0, 0.25, 0.0]
+    first_seven = dict(list(header.items())[:7])
+    text = json.dumps(first_seven, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert OBJECTS["promotions/{name}/outcomes/{digest}.arrow"].endswith(f"/{digest}.arrow")
 
 
 def _strangers_shard() -> bytes:
@@ -446,6 +468,7 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         "name": "NAME",
         "run_id": "tiny-1",
         "build_digest": "8c1f",
+        "digest": "9f86",
         "versions": "solver-00000004",
         "tag": "best",
         "sha256": DIGITS,
@@ -478,6 +501,7 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         layout.tag: [layout.tag("best")],
         layout.promotion: [layout.promotion("NAME", 7)],
         layout.promotions: [],
+        layout.outcomes: [layout.outcomes("NAME", "9f86")],
         layout.numbers: [],
         layout.merged_deltas: [],
         layout.is_shard: [],
@@ -551,9 +575,10 @@ OBJECTS = {
     "heartbeats/{kind}/{id}.json": "heartbeats/trainer/trainer-solver.json",
     "quarantine/{key}.json": "quarantine/shards/00000099.arrow.json",
     "promotions/{name}/{n:08d}.json": "../../promotions/tiny-1.7b/00000001.json",
+    "promotions/{name}/outcomes/{digest}.arrow": f"../../{outcomes.key('tiny-1.7b', CONDITIONS)}",
 }
 """Section of the page → an object of the run that it describes."""
-KINDS = {"shards": "shard", "batches": "batch", "evals": "evaluation"}
+KINDS = {"shards": "shard", "batches": "batch", "evals": "evaluation", "..": "team_outcomes"}
 
 
 def spelled(value: Any, message: dict[str, str], path: str = "") -> dict[str, Any]:

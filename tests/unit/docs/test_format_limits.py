@@ -7,7 +7,7 @@ from storage.coordination import heartbeats
 from storage.formats import arrow_sizes, json_objects, safetensors, tensor_set
 from storage.records import numbers, weights
 from storage.records import promotions as promotion_records
-from storage.run import orders, promotions, prompt_windows, runs, usage
+from storage.run import orders, outcomes, promotions, prompt_windows, runs, usage
 from storage.store import backend, s3
 from storage.weights import delta_applier
 from storage.weights.codec import delta_blocks, delta_numpy
@@ -48,6 +48,7 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"A team has 1 to {promotion_records.POLICIES_MAX} policies, a table at most "
         f"{promotion_records.ROWS_MAX} rows, and a decision at most "
         f"{promotions.DECISION_BYTES_MAX:,} bytes.",
+        f"There are at most {outcomes.EPISODES_MAX:,} episodes.",
     ],
 )
 def test_each_limit_on_the_page_equals_that_of_the_code(sentence: str) -> None:

@@ -78,6 +78,11 @@ SELECTED: dict[str, dict[str, Any]] = {
     },
     **{f"{ADAPTER}.{key}": {f"{ADAPTER}.name": "lora"} for key in ("rank", "alpha")},
     **{f"{OPTIMIZER}.{key}": {f"{OPTIMIZER}.name": "muon"} for key in ("momentum", "ns_steps")},
+    **{f"gate.test.{key}": {"gate.test.name": "paired_bootstrap"} for key in ("resamples", "seed")},
+    **{
+        f"gate.datasets.solver.{key}": {"gate.datasets.solver.builtin": "chained_addition"}
+        for key in ("limit", "seed")
+    },
 }
 """Key → what selects the variant that has it, where that is not the default."""
 NUMBERS = {".".join(path): info for path, info in _numbers(RunConfig)}

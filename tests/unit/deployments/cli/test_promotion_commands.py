@@ -9,6 +9,12 @@ from typer.testing import CliRunner, Result
 from deployments.cli.app import app
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import tags
+from tests.support.runs.contestants import (
+    SkilledEngine,
+    contest_config,
+    create_contestants,
+    evaluate_as_best,
+)
 from tests.support.runs.promotable import create_run, evaluate
 
 
@@ -113,3 +119,59 @@ def test_repair_brings_tags_back_and_names_what_it_cannot_do(run: ObjectStore) -
     tags.delete(run, "tiny-solver-1")
     assert call("promotions").stderr == ""
     assert "tiny-solver-1" not in {tag.name for tag in tags.require_all(run)}
+
+
+@pytest.fixture
+def contestants(run: ObjectStore, tmp_path: Path) -> ObjectStore:
+    """A run `two` whose versions are right in 0 %, 100 % and 30 %; the first one is the best."""
+    opened = open_store(str(tmp_path / "store"))
+    config = contest_config(gate__confidence=0.9, name="contest")
+    stored = create_contestants(opened, "two", (0, 100, 30), config)
+    evaluate_as_best(stored, 1)
+    SkilledEngine.forget()
+    return stored
+
+
+def test_promote_with_a_gate_promotes_the_better_team_and_rejects_the_worse(
+    contestants: ObjectStore,
+) -> None:
+    result = call("promote", "two", "--gate", "--reason", "nightly")
+    lines = result.stdout.splitlines()
+    assert lines[0] == (
+        "solver@1 of two, verifier@1 of two against solver@0 of two, verifier@0 of two (no "
+        "champion: its base model)"
+    )
+    assert lines[1].split("  ")[0] == "data set"
+    assert lines[2].split()[:5] == ["held_out", "12", "0.0%", "100.0%", "+100.0%"]
+    assert lines[3].startswith(
+        "solver@1 of two, verifier@1 of two: champion of contest by decision 1; nightly; held_out: "
+        "gain of +100.0%"
+    )
+    assert "held_out: champion" in result.stderr
+    assert "held_out: candidate" in result.stderr
+    result = call("promote", "two", "--gate", "--version", "2", code=1)
+    assert "against solver@1 of two, verifier@1 of two (decision 1)" in result.stdout
+    assert (
+        "solver@2 of two, verifier@2 of two: not champion of contest by decision 2; held_out"
+        in (result.stdout)
+    )
+    listed = json.loads(call("promotions", "contest", "--json").stdout)
+    assert [(each["kind"], each["is"]) for each in listed] == [
+        ("promoted", ["champion"]),
+        ("rejected", ["challenger"]),
+    ]
+
+
+def test_a_gate_without_two_teams_decides_nothing(contestants: ObjectStore) -> None:
+    call("promote", "two")
+    result = call("promote", "two", "--gate", code=2)
+    assert "has the weights of the champion of contest (decision 1); nothing is decided" in (
+        result.stderr
+    )
+    assert SkilledEngine.made == []
+    assert len(json.loads(call("promotions", "contest", "--json").stdout)) == 1
+
+
+def test_the_exit_codes_of_a_gate_are_in_the_help() -> None:
+    text = " ".join(call("promote", "--help").stdout.split())
+    assert "The exit code is 0 for a promotion and 1 for a rejection" in text

@@ -160,3 +160,30 @@ def test_a_gate_decision_shows_the_gain_on_the_set_that_had_to_gain() -> None:
     (listed,) = tables.promotions_json([(fold(log), log)])
     assert listed["gate"]["rows"][1]["low"] is None
     assert "write_id" not in listed
+
+
+def test_the_gates_table_has_the_numbers_that_decided() -> None:
+    row = GateRow(
+        dataset="gsm8k", problems=1500, champion_failed=0, candidate_failed=0, champion=0.5, candidate=0.625,
+        gain=0.125, low=0.0312, high=0.22, p_value=0.0042, requirement=Requirement.LOSS, required=-0.05, passed=True,
+        why="change of +12.5%",
+    )  # fmt: skip
+    empty = replace(row, problems=0, champion=math.nan, low=math.nan, passed=False, why="too few")
+    verdict = GateVerdict(
+        passed=False, reason="", test="mcnemar", confidence=0.95, rows=(row, empty)
+    )
+    console = Console(file=io.StringIO(), width=200)
+    console.print(tables.gate_table(verdict))
+    assert isinstance(console.file, io.StringIO)
+    header, first, second = (
+        [cell.strip() for cell in line.split("  ") if cell.strip()]
+        for line in console.file.getvalue().splitlines()
+    )
+    assert header == [
+        "data set", "problems", "champion", "candidate", "gain", "at least", "at most", "p", "required", "passed",
+        "why",
+    ]  # fmt: skip
+    assert first == [
+        "gsm8k", "1,500", "50.0%", "62.5%", "+12.5%", "+3.1%", "+22.0%", "0.0042", "-5.0%", "yes", "change of +12.5%",
+    ]  # fmt: skip
+    assert (second[1:3], second[5], second[9:]) == (["0", "nan%"], "+nan%", ["no", "too few"])

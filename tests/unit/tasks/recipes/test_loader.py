@@ -115,7 +115,7 @@ def test_all_errors_are_reported_together_in_line_order() -> None:
         "  recipe, line 2: steps: must be greater than or equal to 1, not 0",
         "  recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub, custom, run "
         "and registered; found tiny and path",
-        "  recipe, line 12: colour: unknown key; known keys here: budget, data, evaluation, log_level, "
+        "  recipe, line 12: colour: unknown key; known keys here: budget, data, evaluation, gate, log_level, "
         "name, policies, rollout, "
         "seed, steps, supervise, tracking",
     ]

@@ -1,0 +1,153 @@
+"""What the outcomes of a team depend on, and data sets that no contest is played on."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from storage.errors import ConfigError
+from storage.records.promotions import Team
+from storage.records.rollouts import Prompt
+from storage.run import outcomes
+from storage.store.object_store import ObjectStore
+from tasks.promotion import contest_inputs
+from tasks.promotion.paired_play import GATE_SEED, paired_outcomes
+from tasks.recipes.run_config import RunConfig
+from tests.support.runs.contestants import (
+    PROBLEMS,
+    SkilledEngine,
+    contest_config,
+    create_contestants,
+    team_of,
+)
+
+LOG = "tiny"
+SKILLS = (20, 50, 90)
+pytestmark = pytest.mark.usefixtures("no_requests")
+
+
+@pytest.fixture
+def run(memory_store: ObjectStore) -> ObjectStore:
+    """The run `one`, whose versions 0, 1 and 2 have the skills 20, 50 and 90."""
+    return create_contestants(memory_store, "one", SKILLS)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gate__samples": 2},
+        {"evaluation__temperature": 0.25},
+        {"evaluation__dataset": "other"},
+        {"evaluation__prompts__seed": 9},
+        {"evaluation__prompts__limit": PROBLEMS - 1},
+        {"rollout__workflow__timeout_s": 60.0},
+        {"rollout__workflow__args": {"retry_message": "again: {verdict}"}},
+        {"policies__verifier__sampling__max_new_tokens": 99},
+        {"rollout__engine__max_tokens": 700},
+    ],
+    ids=str,
+)
+def test_outcomes_of_other_conditions_have_another_key(
+    memory_store: ObjectStore, run: ObjectStore, changed: Mapping[str, Any]
+) -> None:
+    assert conditions_key(memory_store, run, contest_config(**changed)) != conditions_key(
+        memory_store, run, contest_config()
+    )
+
+
+def test_settings_of_speed_and_of_training_do_not_change_the_key(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    changed = contest_config(
+        rollout__engine__threads=3,
+        rollout__engine__max_concurrent=9,
+        evaluation__max_concurrent=9,
+        evaluation__every=3,
+        seed=8,
+        gate__confidence=0.9,
+        policies__solver__train__lr=0.5,
+    )
+    assert conditions_key(memory_store, run, changed) == conditions_key(
+        memory_store, run, contest_config()
+    )
+
+
+def test_another_tokenizer_or_other_weights_change_the_key(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    config = contest_config()
+    template = {"chat_template.jinja": b"another one"}
+    twin = create_contestants(memory_store, "twin", SKILLS)
+    other = create_contestants(memory_store, "other", SKILLS, files=template)
+    known = conditions_key(memory_store, run, config)
+    assert conditions_key(memory_store, twin, config) == known
+    assert conditions_key(memory_store, other, config) != known
+    assert conditions_key(memory_store, run, config, version=2) != known
+    assert conditions_key(memory_store, run, config, seed=7) != known
+
+
+def conditions_key(
+    store: ObjectStore,
+    run: ObjectStore,
+    config: RunConfig,
+    version: int = 1,
+    seed: int = GATE_SEED,
+) -> str:
+    versions = contest_inputs.versions_of(store, "champion", team_of(run, version), config)
+    ((dataset, prompts),) = contest_inputs.prompts_by_dataset(
+        *contest_inputs.gate_settings(config)
+    ).items()
+    return outcomes.key(LOG, contest_inputs.conditions(dataset, prompts, versions, config, seed))
+
+
+def test_data_sets_that_cannot_be_judged_are_refused_before_anything_is_played(
+    memory_store: ObjectStore, run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teams: tuple[Team, Team] = team_of(run, 1), team_of(run, 2)
+    config = contest_config()
+    assert config.gate is not None
+    few = config.model_copy(update={"gate": config.gate.model_copy(update={"min_problems": 13})})
+    with pytest.raises(ConfigError, match="held_out has 12 problems, and the gate needs 13"):
+        paired_outcomes(memory_store, LOG, *teams, few)
+    monkeypatch.setattr(contest_inputs, "EPISODES_MAX", 23)
+    two = contest_config(gate__samples=2)
+    with pytest.raises(ConfigError, match="so 24 episodes would be played by each team, and 23"):
+        paired_outcomes(memory_store, LOG, *teams, two)
+    with pytest.raises(ConfigError, match="the recipe has no evaluation"):
+        paired_outcomes(memory_store, LOG, *teams, config.model_copy(update={"evaluation": None}))
+    assert SkilledEngine.made == []
+
+
+class Twins:
+    """A source of prompts that all have one id."""
+
+    def size(self) -> int:
+        return 6
+
+    def prompt(self, index: int) -> Any:
+
+        return Prompt("same", {"question": f"{index}+1=?", "answer": "2"})
+
+
+class Unstorable(Twins):
+    def prompt(self, index: int) -> Any:
+        prompt = super().prompt(index)
+        return replace(
+            prompt, id=str(index), fields={**prompt.fields, "score": {"x": float("nan")}}
+        )
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("Twins", "near: two problems have the id 'same'"),
+        ("Unstorable", r"near: the problem '0' cannot be digested, because score\.x is nan"),
+    ],
+)
+def test_problems_without_an_identity_are_refused(
+    memory_store: ObjectStore, run: ObjectStore, source: str, message: str
+) -> None:
+    config = contest_config(gate__datasets={"near": {"custom": f"{__name__}:{source}"}})
+    with pytest.raises(ConfigError, match=message):
+        paired_outcomes(memory_store, LOG, team_of(run, 1), team_of(run, 2), config)
