@@ -216,7 +216,7 @@ def _neighbour(data: Mapping[str, Any], path: KeyPath) -> str:
 def _bound_at(data: Mapping[str, Any], path: KeyPath, lower: bool) -> str:
     """The lower or the upper bound of the number at `path`, as words."""
     info = schema.fields_at(path[:-1], data).get(path[-1])
-    if info is None and len(path) > 1:  # an item of a section of numbers by name
+    if info is None and len(path) > 1:  # a number of a `dict[str, …]`
         info = schema.fields_at(path[:-2], data).get(path[-2])
     inner = [
         constraint
