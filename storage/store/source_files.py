@@ -166,7 +166,7 @@ def _find_on_s3(url: str) -> Iterator[SourceFile]:
                 "pattern with a longer beginning"
             )
         for listed in page:
-            if matches(listed.key) and not listed.key.endswith("/"):
+            if matches(listed.key):
                 yield _on_s3(bucket, listed)
         if not token:
             return

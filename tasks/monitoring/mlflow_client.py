@@ -156,16 +156,11 @@ class Board:
             self._client.log_text(self._ids[who], text, name)
 
     def log_inputs(self, who: str, inputs: Sequence[DatasetInput]) -> None:
-        """Log the data sets that the MLflow run does not have yet, by name and digest."""
+        """Log data sets; of two with one name and digest, MLflow keeps the first."""
         from mlflow import entities
 
         with translated():
-            logged = self._client.get_run(self._ids[who]).inputs
-            known = {
-                (each.dataset.name, each.dataset.digest)
-                for each in (logged.dataset_inputs if logged else ())
-            }
-            new = [
+            logged = [
                 entities.DatasetInput(
                     entities.Dataset(
                         each.name, each.digest, each.source_type, each.source, profile=each.profile
@@ -173,10 +168,9 @@ class Board:
                     [entities.InputTag(key, value) for key, value in each.tags.items()],
                 )
                 for each in inputs
-                if (each.name, each.digest) not in known
             ]
-            if new:
-                self._client.log_inputs(self._ids[who], new)
+            if logged:
+                self._client.log_inputs(self._ids[who], logged)
 
     def register(self, policy: str, model: Path, tags: Mapping[str, str]) -> str:
         """Log the folder `model` as an artifact and register it as a version of `model_name`.

@@ -203,7 +203,7 @@ class Tracker:
             self._throughput.popleft()
 
     def _send_inputs(self, board: Board) -> None:
-        """Log the run's data windows, once for each tracker; MLflow keeps the first."""
+        """Log the run's data windows, once for each tracker."""
         if not self._has_inputs:
             board.log_inputs(PARENT, dataset_inputs(self._run))
             self._has_inputs = True

@@ -17,6 +17,7 @@ from data_ops.prompts import window
 from data_ops.prompts.window import DataWindow, WindowPrompts, instant, read
 from storage.errors import ConfigError, EmptyWindowError
 from storage.machine import temporary_folders
+from storage.store import source_files
 
 DAY_S = 86_400.0
 NIGHT = 1_793_491_200.0
@@ -112,7 +113,9 @@ def test_dates_of_a_parquet_column_are_read_as_times(tmp_path: Path) -> None:
             values = [value.replace(tzinfo=None) for value in values]
         table = table.set_column(2, "at", pa.array(values, kind))
         pq.write_table(table, tmp_path / f"{name}.parquet")
-        assert questions(of(tmp_path, f"{name}.parquet", **night)) == ["first", "last"]
+        found = read(of(tmp_path, f"{name}.parquet", **night)).prompts
+        assert [prompt.fields["question"] for prompt in found] == ["first", "last"]
+        assert found[0].fields["at"].startswith("2026-11-01 00:00:00.000000")
     days = pa.array([date(2026, 10, 31), date(2026, 11, 1), date(2026, 11, 1), date(2026, 11, 2)])
     table = pa.Table.from_pylist(rows).set_column(2, "at", days)
     pq.write_table(table, tmp_path / "days.parquet")
@@ -266,6 +269,21 @@ def test_copies_of_files_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError):
         read(of(tmp_path))
     assert list(temporary.iterdir()) == []
+
+
+def test_one_copy_is_on_the_disk_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        write(tmp_path / f"{name}.jsonl", [row(name)])
+    others: list[int] = []
+    fetch = source_files.fetch
+
+    def watched(file: source_files.SourceFile, copy: Path) -> str:
+        others.append(len(list(copy.parent.iterdir())))
+        return fetch(file, copy)
+
+    monkeypatch.setattr(source_files, "fetch", watched)
+    assert questions(of(tmp_path)) == ["a", "b", "c"]
+    assert others == [0, 0, 0]
 
 
 def test_files_in_memory_and_local_files_are_read_together(tmp_path: Path) -> None:

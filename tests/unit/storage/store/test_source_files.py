@@ -219,6 +219,18 @@ def test_a_bucket_that_does_not_exist_is_named(s3_server: str) -> None:
 
 
 @pytest.mark.s3
+def test_an_object_that_is_replaced_by_one_of_its_size_is_refused(
+    s3_folder: tuple[str, Put], tmp_path: Path
+) -> None:
+    root, put = s3_folder
+    put("a.jsonl", b"before")
+    (file,) = find([f"{root}/a.jsonl"])
+    put("a.jsonl", b"after!")
+    with pytest.raises(ConfigError, match=r"a\.jsonl was changed while it was read"):
+        fetch(file, tmp_path / "copy")
+
+
+@pytest.mark.s3
 def test_an_object_that_was_deleted_is_refused(s3_folder: tuple[str, Put], tmp_path: Path) -> None:
     import boto3
 
