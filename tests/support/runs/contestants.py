@@ -52,6 +52,9 @@ class SkilledEngine(ScriptedEngine):
     """(skill, prompt, seed) of every request."""
     fails_on = ""
     """Part of a prompt at which the engine fails."""
+    fails_with: type[Exception] = ValueError
+    rejects = False
+    """Whether the verifier rejects every first answer; the solver's second one is right."""
 
     def __init__(self, config: EngineConfig, model_config: Json) -> None:
         super().__init__(config, model_config)
@@ -66,9 +69,11 @@ class SkilledEngine(ScriptedEngine):
     def _answer(self, prompt: str, seed: int) -> str:
         self.asked_of_all.append((self.skill, prompt, seed))
         if self.fails_on and self.fails_on in prompt:
-            raise ValueError("the judge is away")
+            raise self.fails_with("the judge is away")
+        if "<verify>" in prompt:
+            return f"\\boxed{{{total(prompt)}}}"
         if "boxed" in prompt:
-            return "<verify>approve</verify>"
+            return f"<verify>{'reject' if self.rejects else 'approve'}</verify>"
         return f"\\boxed{{{total(prompt) + (seed % 100 >= self.skill)}}}"
 
     @classmethod

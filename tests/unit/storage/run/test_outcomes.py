@@ -135,3 +135,14 @@ def _list_type() -> Any:
 def test_an_invalid_name_of_a_log_is_refused(memory_store: ObjectStore) -> None:
     with pytest.raises(ConfigError, match="cannot name a promotion log"):
         outcomes.create(memory_store, "../x", PLAYED)
+
+
+def test_outcomes_have_at_most_as_many_episodes_as_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = outcomes.encode(PLAYED)
+    monkeypatch.setattr(outcomes, "EPISODES_MAX", 6)
+    assert outcomes.decode(body).problems == ("a", "b", "c")
+    monkeypatch.setattr(outcomes, "EPISODES_MAX", 5)
+    with pytest.raises(CorruptError, match="at most 5 episodes"):
+        outcomes.decode(body)

@@ -9,20 +9,32 @@ import pytest
 from storage.errors import ConfigError
 from storage.records.promotions import Team
 from storage.records.rollouts import Prompt
-from storage.run import outcomes
+from storage.run import outcomes, runs
 from storage.store.object_store import ObjectStore
+from storage.weights import publisher
 from tasks.promotion import contest_inputs
 from tasks.promotion.paired_play import GATE_SEED, paired_outcomes
+from tasks.recipes.loader import load
 from tasks.recipes.run_config import RunConfig
+from tests.support.runs.adapter_versions import LORA, drawn
 from tests.support.runs.contestants import (
     PROBLEMS,
     SkilledEngine,
     contest_config,
     create_contestants,
     team_of,
+    version_of,
 )
 
 LOG = "tiny"
+SINGLE_RECIPE = """\
+policies:
+  solver: {model: {tiny: {}}}
+data:
+  prompts: {builtin: chained_addition}
+evaluation:
+  prompts: {builtin: chained_addition, split: test, limit: 60}
+"""
 SKILLS = (20, 50, 90)
 pytestmark = pytest.mark.usefixtures("no_requests")
 
@@ -114,6 +126,8 @@ def test_data_sets_that_cannot_be_judged_are_refused_before_anything_is_played(
     two = contest_config(gate__samples=2)
     with pytest.raises(ConfigError, match="so 24 episodes would be played by each team, and 23"):
         paired_outcomes(memory_store, LOG, *teams, two)
+    monkeypatch.setattr(contest_inputs, "EPISODES_MAX", 24)
+    assert list(contest_inputs.prompts_by_dataset(*contest_inputs.gate_settings(two)))
     with pytest.raises(ConfigError, match="the recipe has no evaluation"):
         paired_outcomes(memory_store, LOG, *teams, config.model_copy(update={"evaluation": None}))
     assert SkilledEngine.made == []
@@ -151,3 +165,25 @@ def test_problems_without_an_identity_are_refused(
     config = contest_config(gate__datasets={"near": {"custom": f"{__name__}:{source}"}})
     with pytest.raises(ConfigError, match=message):
         paired_outcomes(memory_store, LOG, team_of(run, 1), team_of(run, 2), config)
+
+
+def test_a_base_model_with_other_weights_does_not_change_the_key_of_later_versions(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    other = create_contestants(memory_store, "other", (70, 50))
+    config = contest_config()
+    assert conditions_key(memory_store, other, config) == conditions_key(memory_store, run, config)
+
+
+def test_another_scale_of_an_adapter_with_the_same_tensors_changes_the_key(
+    memory_store: ObjectStore,
+) -> None:
+    config = load(SINGLE_RECIPE)
+    keys = set()
+    for run_id, alpha in (("one", 3.0), ("two", 4.0), ("three", 3.0)):
+        run = runs.create_run(memory_store, run_id, config.model_dump(mode="json"))
+        publisher.publish(run, "solver", 0, drawn(), adapter=replace(LORA, alpha=alpha))
+        named = {"solver": version_of(run, "solver", 0)}
+        versions = contest_inputs.versions_of(memory_store, "champion", named, config)
+        keys.add(outcomes.key(LOG, contest_inputs.conditions("held_out", [], versions, config, 0)))
+    assert len(keys) == 2

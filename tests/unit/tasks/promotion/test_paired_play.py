@@ -1,13 +1,17 @@
 """Both teams play the same problems with the same seeds, once, and their outcomes are stored."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rollout.engines.engine import ContextFullError
 from storage import layout
 from storage.errors import ConfigError, CorruptError
+from storage.machine import gpu_locks
 from storage.run import outcomes
 from storage.store.object_store import ObjectStore
 from tasks.evaluation import EVALUATION_SEED
@@ -397,3 +401,53 @@ def test_a_recipe_without_a_gate_is_played_with_its_defaults(
     config = contest_config(evaluation__prompts__limit=50).model_copy(update={"gate": None})
     played = only(paired_outcomes(memory_store, LOG, team_of(run, 1), team_of(run, 2), config))
     assert played.champion.shape == (50, 1)
+
+
+def test_the_share_of_failures_that_is_still_stored_is_a_tenth(
+    memory_store: ObjectStore, run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ten, nine = (contest_config(evaluation__prompts__limit=limit) for limit in (10, 9))
+    monkeypatch.setattr(SkilledEngine, "fails_on", questions(ten)[1])
+    teams = team_of(run, 1), team_of(run, 2)
+    assert np.isnan(only(paired_outcomes(memory_store, LOG, *teams, ten)).champion).sum() == 1
+    with pytest.raises(ConfigError, match="1 of 9 episodes of the champion on held_out failed"):
+        paired_outcomes(memory_store, LOG, *teams, nine)
+
+
+def test_failures_of_the_policies_own_answers_are_the_teams_result(
+    memory_store: ObjectStore, run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SkilledEngine, "fails_on", "boxed")  # each context is full after one answer
+    monkeypatch.setattr(SkilledEngine, "fails_with", ContextFullError)
+    teams = team_of(run, 1), team_of(run, 2)
+    played = only(paired_outcomes(memory_store, LOG, *teams, contest_config()))
+    assert np.isnan(played.champion).all()
+    assert np.isnan(played.candidate).all()
+
+
+def test_the_final_answer_of_the_team_counts_and_not_its_first(
+    memory_store: ObjectStore, run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SkilledEngine, "rejects", True)
+    teams = team_of(run, 0), team_of(run, 1)
+    played = only(paired_outcomes(memory_store, LOG, *teams, contest_config()))
+    assert (played.champion == 1).all()
+    assert (played.candidate == 1).all()
+
+
+def test_the_gpus_of_the_engines_are_held_while_a_team_plays(
+    memory_store: ObjectStore, run: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_locks, "FOLDER", tmp_path / "gpus")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config = contest_config(rollout__engine__device="cuda", rollout__engine__device_share=0.5)
+    held: dict[int, list[str]] = {}
+
+    def look(progress: PlayProgress) -> None:
+        files = sorted((tmp_path / "gpus").glob("*.*"))
+        held[progress.episodes] = [json.loads(file.read_text())["holder"] for file in files]
+        assert len(gpu_locks.descriptors()) == len(files)
+
+    paired_outcomes(memory_store, LOG, team_of(run, 1), team_of(run, 2), config, on_progress=look)
+    assert (held[0], held[1]) == ([], ["the gate of tiny"])
+    assert gpu_locks.descriptors() == ()

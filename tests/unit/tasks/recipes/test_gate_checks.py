@@ -118,6 +118,8 @@ def test_more_episodes_than_are_played_are_refused() -> None:
     message = error_of(gate={"samples": 1_667})
     assert "gate.samples: 60 problems with 1,667 samples each are 100,020 episodes" in message
     assert load(RECIPE, {"gate": {"samples": 1_666}}).gate is not None
+    most = {**HARD, "limit": 100_000}
+    assert load(RECIPE, {"gate": {"datasets": {"hard": most}}}).gate is not None
     many = {**HARD, "limit": 100_001}
     message = error_of(gate={"datasets": {"hard": many}})
     assert "gate.datasets.hard.limit: 100,001 problems with 1 samples" in message
