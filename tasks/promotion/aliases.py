@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.errors import AstraFlowError, ConfigError
+from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.records.promotions import PromotionDecision, TeamVersion
 from storage.run import runs
 from storage.store.object_store import ObjectStore
@@ -126,9 +126,7 @@ def _aliases_of_team(
             model, number = _find(client, store, policy, version) or _register(
                 store, uri, policy, version
             )
-        except (AstraFlowError, OSError) as error:
-            if isinstance(error, AstraFlowError) and not isinstance(error, ConfigError):
-                raise
+        except (ConfigError, CorruptError, NotFoundError, OSError) as error:
             raise ConfigError(
                 f"{policy}@{version.version} of {version.run_id} is not registered: {error}"
             ) from error

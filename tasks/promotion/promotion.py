@@ -10,6 +10,7 @@ next call repairs it.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from storage.errors import AstraFlowError, ConfigError, ConflictError
 from storage.records.promotions import DecisionKind, GateVerdict, PromotionDecision, Team
@@ -114,9 +115,7 @@ def project(store: ObjectStore, name: str) -> tuple[Standing, tuple[str, ...]]:
     standing = decision_log.fold(stored)
     problems: list[str] = []
 
-    def keep() -> None:
-        for decision in standing.roles.values():
-            kept_versions.keep(store, name, decision.team)
+    def release() -> None:
         problems.extend(kept_versions.release(store, stored, standing))
 
     def move_aliases() -> None:
@@ -132,7 +131,10 @@ def project(store: ObjectStore, name: str) -> tuple[Standing, tuple[str, ...]]:
         for move in projected.moves:
             log.info("MLflow: %s@%s is %s", move.alias.model, move.alias.name, move.version)
 
-    _attempt("the tags that gc respects are not complete", keep, problems)
+    for role, decision in standing.roles.items():
+        keep = partial(kept_versions.keep, store, name, decision.team)
+        _attempt(f"gc may delete weights of the {role}, which is not tagged", keep, problems)
+    _attempt("tags of earlier champions are not deleted", release, problems)
     _attempt(
         f"MLflow's aliases are not moved; `astraflow promotions {name} --repair` moves them",
         move_aliases,

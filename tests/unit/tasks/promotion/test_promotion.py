@@ -308,3 +308,34 @@ def test_promotions_of_several_names_are_independent(
         promote(memory_store, name, of(run, version), "ada", "")
     assert log_of(memory_store) == [(1, "promoted", 1)]
     assert kept(run) == {1, 2}
+
+
+def test_a_previous_champion_whose_run_was_deleted_leaves_the_others_protected(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    gone = create_run(memory_store, "tiny-2", versions=2)
+    promote(memory_store, "tiny", of(run, 1), "ada", "")
+    promote(memory_store, "tiny", team(gone, "tiny-2", 1), "ada", "")
+    promote(memory_store, "tiny", of(run, 3), "ada", "")
+    for key in gone.list(""):
+        gone.delete(key)
+    for tag in tags.require_all(run):
+        tags.delete(run, tag.name)
+    settled = decide(memory_store, "tiny", of(run, 4), FAILED, champion(memory_store), "ada")
+    assert kept(run) == {3, 4}
+    (problem, _) = settled.problems
+    assert problem.startswith(
+        "gc may delete weights of the previous, which is not tagged: there is no run 'tiny-2' in"
+    )
+
+
+def test_tags_of_earlier_champions_are_deleted_although_another_role_has_no_run(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    gone = create_run(memory_store, "tiny-2", versions=2)
+    promote(memory_store, "tiny", of(run, 1), "ada", "")
+    promote(memory_store, "tiny", team(gone, "tiny-2", 1), "ada", "")
+    for key in gone.list(""):
+        gone.delete(key)
+    promote(memory_store, "tiny", of(run, 3), "ada", "")
+    assert kept(run) == {3}
