@@ -17,6 +17,7 @@ from storage.records.promotions import PromotionDecision, TeamVersion
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.mlflow_client import (
+    DIGEST_TAG,
     POLICY_TAG,
     RUN_TAG,
     VERSION_TAG,
@@ -27,6 +28,7 @@ from tasks.monitoring.mlflow_client import (
 )
 from tasks.monitoring.mlflow_sync import register_version
 from tasks.promotion.decision_log import Standing
+from tasks.promotion.kept_versions import require_weights
 from tasks.recipes.stored_config import read_config
 
 ALIASES = ("previous", "challenger", "champion")
@@ -153,6 +155,8 @@ def _find(
         found = client.search_model_versions(f"tags.`{VERSION_TAG}` = '{version.version}'")
         untagged = []
         for registered in sorted(found, key=lambda each: (each.name, int(each.version))):
+            if registered.tags.get(DIGEST_TAG, version.digest) != version.digest:
+                continue  # of a run that was deleted, and had the same id
             if RUN_TAG not in registered.tags:
                 untagged.append(registered)
             elif (registered.tags[RUN_TAG], registered.tags.get(POLICY_TAG)) == wanted:
@@ -176,7 +180,7 @@ def _of_experiment(
 
 
 def _register(store: ObjectStore, uri: str, policy: str, version: TeamVersion) -> tuple[str, str]:
-    run = runs.open_run(store, version.run_id)
+    run = require_weights(store, policy, version)
     config = read_config(run)
     if not config.tracking.enabled:
         raise ConfigError("the recipe of its run has tracking.enabled: false")

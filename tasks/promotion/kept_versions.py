@@ -12,29 +12,55 @@ import hashlib
 from collections.abc import Iterable
 
 from storage import layout
-from storage.errors import AstraFlowError, ConfigError
-from storage.records.promotions import PromotionDecision, Team
+from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundError
+from storage.records.promotions import PromotionDecision, Team, TeamVersion
 from storage.run import runs
 from storage.run.promotions import PromotionLog
 from storage.store.object_store import ObjectStore
-from storage.weights import tags
+from storage.weights import manifests, tags
 from tasks.promotion.decision_log import Standing
 
 
 def keep(store: ObjectStore, name: str, team: Team) -> None:
     """Tag every version of a team, in its run. Tags that exist stay.
 
-    Raises ConfigError for a version that does not exist, or whose data was retired.
+    Raises ConfigError for a version that does not exist, whose data was retired, which has other
+    weights than the team names, or whose tag cannot be read.
     """
     for policy, version in team.items():
-        run = runs.open_run(store, version.run_id)
+        run = require_weights(store, policy, version)
         tag = _tag(name, policy, version.version)
         if not layout.NAME.fullmatch(tag):
             raise ConfigError(
                 f"{tag!r} cannot be a tag, which has up to 100 letters, digits, '_' and '-'; "
                 "promote under a shorter name (--name)"
             )
-        tags.create(run, tag, policy, version.version)
+        try:
+            tags.create(run, tag, policy, version.version)
+        except CorruptError as error:
+            raise ConfigError(
+                f"{error}; remove it with `astraflow tag {version.run_id} --remove {tag}`, and run "
+                "the command again"
+            ) from error
+
+
+def require_weights(store: ObjectStore, policy: str, version: TeamVersion) -> ObjectStore:
+    """Return the run of a team's version; ConfigError where that has other weights now, or none.
+
+    A run that was deleted may have another in its place, under the same id.
+    """
+    run = runs.open_run(store, version.run_id)
+    what = f"{policy}@{version.version} of {version.run_id}"
+    try:
+        digest = manifests.read_manifest(run, policy, version.version).digest
+    except (CorruptError, NotFoundError) as error:
+        raise ConfigError(f"{what} cannot be used: {error}; name another version") from error
+    if digest != version.digest:
+        raise ConfigError(
+            f"{what} is not what it was: its weights have the digest {digest}, and had "
+            f"{version.digest}; another run has its id now"
+        )
+    return run
 
 
 def release(store: ObjectStore, log: PromotionLog, standing: Standing) -> list[str]:

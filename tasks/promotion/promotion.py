@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from storage import layout
 from storage.errors import AstraFlowError, ConfigError, ConflictError
 from storage.records.promotions import DecisionKind, GateVerdict, PromotionDecision, Team
 from storage.run import promotions
@@ -37,8 +38,10 @@ def promote(store: ObjectStore, name: str, team: Team, by: str, reason: str) -> 
     """Make a team the champion, without a gate.
 
     Raises:
-        ConfigError: a version has no data, or the present champion is not known.
+        ConfigError: a version has no data, the name is invalid, or the present champion is not
+            known.
     """
+    layout.promotions(name)  # before anything is written
 
     def draft(standing: Standing, log: PromotionLog) -> PromotionDecision:
         decision_log.require_known(store, standing)
@@ -65,6 +68,7 @@ def decide(
         ConflictError: the champion changed meanwhile, so that the verdict does not hold.
         ConfigError: as for `promote`.
     """
+    layout.promotions(name)
     kind = DecisionKind.PROMOTED if verdict.passed else DecisionKind.REJECTED
 
     def draft(standing: Standing, log: PromotionLog) -> PromotionDecision:

@@ -1,11 +1,14 @@
 import io
 import math
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from deployments.cli import tables
+from storage.records.numbers import TIME_MAX_S
 from storage.records.promotions import (
     DecisionKind,
     GateRow,
@@ -18,6 +21,7 @@ from storage.run.promotions import PromotionLog
 from storage.verify.ledger import LedgerCounts
 from storage.verify.verify import Verdict
 from storage.verify.violations import Invariant, Violation
+from storage.weights.tags import Tag
 from tasks.monitoring.status import RunSummary
 from tasks.promotion.decision_log import fold
 from tests.unit.deployments.cli.test_live_view import _status
@@ -135,3 +139,20 @@ def test_a_gate_decision_shows_the_gain_on_the_set_that_had_to_gain() -> None:
     (listed,) = tables.promotions_json([(fold(log), log)])
     assert listed["gate"]["rows"][1]["low"] is None
     assert "write_id" not in listed
+
+
+@pytest.fixture
+def easternmost(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC-14")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("easternmost")
+def test_the_latest_time_of_a_stored_object_is_shown_in_any_time_zone() -> None:
+    tag = Tag(name="best", policy="solver", version=1, at_s=TIME_MAX_S)
+    output = io.StringIO()
+    Console(file=output, width=200).print(tables.tags_table([tag]))
+    assert "9999-12-31 14:00" in output.getvalue()

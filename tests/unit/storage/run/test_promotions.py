@@ -87,7 +87,8 @@ def test_a_gap_of_any_length_is_one_entry(memory_store: ObjectStore) -> None:
     log = promotions.read_log(memory_store, "tiny-1.7b")
     assert log.unreadable == {
         1: "promotions/tiny-1.7b/00000001.json is missing, and a later decision exists",
-        2**63 - 2: "promotions/tiny-1.7b/00000003.json to 9223372036854775806.json are missing, and "
+        2**63
+        - 2: "promotions/tiny-1.7b/00000003.json to 9223372036854775806.json are missing, and "
         "a later decision exists",
         2**63 - 1: log.unreadable[2**63 - 1],
     }
