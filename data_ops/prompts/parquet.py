@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from data_ops.prompts.parquet_chunks import Chunk, chunks
 from data_ops.prompts.rows import RowsFile, Unreadable
 from storage.errors import ConfigError
 from storage.formats import json_values
@@ -58,7 +59,7 @@ def read_rows(
             f"{file}: the rows after row {number} do not fit in the memory of this "
             "machine; set prompts.limit, or write the file in smaller row groups"
         ) from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{file} cannot be read as Parquet ({error}); write the file again"
         ) from error
@@ -92,38 +93,24 @@ def _batches(file: RowsFile, metadata: Any, group: int, names: list[str]) -> Ite
     """
     import pyarrow as pa
 
-    chunks = _chunks(metadata.row_group(group), names, file)
+    columns = chunks(file, metadata, group, names)
     dictionaries = [
-        chunk.path_in_schema
-        for chunk in chunks
-        if chunk.physical_type == "BYTE_ARRAY" and not DICTIONARY.isdisjoint(chunk.encodings)
+        column.path
+        for column in columns
+        if column.is_text and not DICTIONARY.isdisjoint(column.encodings)
     ]
     num_read = 0
     try:
-        for batch in _read(file, metadata, group, names, chunks, dictionaries):
+        for batch in _read(file, metadata, group, names, columns, dictionaries):
             yield batch
             num_read += batch.num_rows
     except (pa.ArrowNotImplementedError, pa.ArrowCapacityError):
         if not dictionaries:
             raise
-        for batch in _read(file, metadata, group, names, chunks, []):
+        for batch in _read(file, metadata, group, names, columns, []):
             num_again = min(num_read, batch.num_rows)
             num_read -= num_again
             yield batch.slice(num_again)
-
-
-def _chunks(group: Any, names: list[str], file: RowsFile) -> list[Any]:
-    """Return the metadata of these columns in a row group, one for each leaf of a nested column."""
-    chunks = [group.column(index) for index in range(group.num_columns)]
-    num_values = max((chunk.num_values for chunk in chunks), default=0)
-    if num_values > json_values.VALUES_MAX * group.num_rows:
-        raise ConfigError(
-            f"{file}: {group.num_rows:,} rows have {num_values:,} values in one "
-            f"column, more than the limit of {json_values.VALUES_MAX:,} for each row; shorten the "
-            "lists"
-        )
-    starts = tuple(f"{name}." for name in names)
-    return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(starts)]
 
 
 def _read(
@@ -131,7 +118,7 @@ def _read(
     metadata: Any,
     group: int,
     names: list[str],
-    chunks: list[Any],
+    columns: list[Chunk],
     dictionaries: list[str],
 ) -> Iterator[Any]:
     """Yield batches of a bounded size. Arrow copies the dictionaries into each: few are best."""
@@ -139,13 +126,13 @@ def _read(
 
     num_rows = metadata.row_group(group).num_rows
     group_bytes = repeated_bytes = 1
-    for chunk in chunks:
-        group_bytes += 8 * chunk.num_values
-        if chunk.path_in_schema not in dictionaries:
-            group_bytes += chunk.total_uncompressed_size
-            if chunk.physical_type == "BYTE_ARRAY" and not REPEATING.isdisjoint(chunk.encodings):
-                values_per_row = max(chunk.num_values // max(num_rows, 1), 1)
-                value_bytes = min(chunk.total_uncompressed_size, TEXT_BYTES_MAX)
+    for column in columns:
+        group_bytes += 8 * column.num_values
+        if column.path not in dictionaries:
+            group_bytes += column.num_bytes
+            if column.is_text and not REPEATING.isdisjoint(column.encodings):
+                values_per_row = max(column.num_values // max(num_rows, 1), 1)
+                value_bytes = min(column.num_bytes, TEXT_BYTES_MAX)
                 repeated_bytes += value_bytes * values_per_row
     batch_rows = min(READ_BYTES * num_rows // group_bytes, REPEATED_BYTES // repeated_bytes)
     with pq.ParquetFile(file.path, metadata=metadata, read_dictionary=dictionaries) as opened:
@@ -287,11 +274,13 @@ def _row_sizes(array: Any) -> tuple[Counts, Counts]:
     text, values = np.zeros(len(array), np.int64), np.ones(len(array), np.int64)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         text = pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
-    elif pa.types.is_dictionary(kind) and len(array.dictionary):
-        text, values = (
-            counts[pc.fill_null(array.indices, 0).to_numpy()]
-            for counts in _row_sizes(array.dictionary)
-        )
+    elif pa.types.is_dictionary(kind):
+        _check_indices(array)
+        if len(array.dictionary):
+            text, values = (
+                counts[pc.fill_null(array.indices, 0).to_numpy()]
+                for counts in _row_sizes(array.dictionary)
+            )
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         ends = array.offsets.to_numpy()
         inner_text, inner_values = map(_running_sum, _row_sizes(array.values))
@@ -302,6 +291,20 @@ def _row_sizes(array: Any) -> tuple[Counts, Counts]:
             field_text, field_values = _row_sizes(array.field(index))
             text, values = text + field_text, values + field_values
     return text, values
+
+
+def _check_indices(array: Any) -> None:
+    """Raise ArrowInvalid for an index outside the dictionary: Arrow checks none when it reads them,
+    and a cast would read other memory.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    num_texts, used = len(array.dictionary), pc.min_max(array.indices).as_py()
+    if used["max"] is not None and not 0 <= used["min"] <= used["max"] < num_texts:
+        raise pa.ArrowInvalid(
+            f"values {used['min']} to {used['max']} of a dictionary that has {num_texts}"
+        )
 
 
 def _running_sum(counts: Counts) -> Counts:

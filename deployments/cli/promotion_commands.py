@@ -72,7 +72,8 @@ def promote(
     found = candidates.find(stored, run, config, version or ())
     _adopt_stack()
     why = "; ".join(filter(None, (reason, found.description)))
-    _report(promotion.promote(opened, name or config.name, found.team, _user(), why))
+    log_name = config.name if name is None else name
+    _report(promotion.promote(opened, log_name, found.team, _user(), why))
 
 
 def _promote_the_better(

@@ -8,6 +8,7 @@ rollout:
   regions: {eu-west: {concurrency: 8}}
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from deployments.paths import PROJECT
 from storage import plain_names
 from storage.config_model import Count, Frozen
 from storage.errors import ConfigError
+from storage.formats import json_values
 from storage.store.addresses import holds_credentials
 from tasks.recipes import yaml_file
 
@@ -28,7 +30,7 @@ NAMES: Final = (CONTROL, TRAINERS, ROLLOUT)
 """The pools that deployments name (`deployments.py`)."""
 RESERVED: Final = frozenset(("command", "env", "stream_output"))
 """Job variables that AstraFlow sets itself."""
-_SECRET = re.compile(r"SECRET_ACCESS_KEY|PASSWORD|API_KEY|AUTH_STRING|TOKEN$")
+_SECRET = re.compile(r"SECRET_ACCESS_KEY|PASSWORD|API_KEY|AUTH_STRING|TOKEN$", re.I)
 """In the name of an environment variable with a secret."""
 Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 
@@ -65,9 +67,12 @@ def load(path: Path = BUILT_IN) -> dict[str, Pool]:
     Raises:
         ConfigError: the file is unreadable or has a mistake; the message names file, line and key.
     """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(f"{path} is not a file; name a file of work pools")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as opened:
+            text = opened.read(yaml_file.BYTES_MAX + 1).decode()
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
         raise ConfigError(f"{path} cannot be read as a file of work pools: {error}") from None
     document = yaml_file.read(text, str(path))
     try:
@@ -86,15 +91,28 @@ def _mistakes(name: str, pool: Pool) -> Iterator[tuple[yaml_file.KeyPath, str]]:
     """Yield the key and the fault of each mistake that the fields' types do not show."""
     if name not in NAMES:
         yield (name,), f"is no pool of AstraFlow; use {', '.join(NAMES)}"
+    if fault := json_values.fault(pool.model_dump()):
+        path, why = fault
+        yield (name, *path.split(".")), why
+        return
+    texts = {"description": pool.description, "type": pool.type}
+    for field, values in (("environment", pool.environment), ("job_variables", pool.job_variables)):
+        texts |= {f"{field}.{variable}": value for variable, value in values.items()}
+    for field, value in texts.items():
+        if any("\0" in text for text in json_values.strings(value)):
+            yield (name, *field.split(".")), "has a NUL, which no process and no database accepts"
     for variable in sorted(RESERVED & pool.job_variables.keys()):
         yield (name, "job_variables", variable), "is set by AstraFlow; for env, use `environment`"
+    secret = (
+        "is a secret, and many users can read a work pool; set it in the environment of the "
+        "workers, or see ASTRAFLOW_STORE_SECRET in docs/deploying.md"
+    )
     for variable, value in pool.environment.items():
         if _SECRET.search(variable) or holds_credentials(value):
-            yield (
-                (name, "environment", variable),
-                "is a secret, and many users can read a work pool; set it in the environment of "
-                "the workers, or see ASTRAFLOW_STORE_SECRET in docs/deploying.md",
-            )
+            yield (name, "environment", variable), secret
+    for variable, value in pool.job_variables.items():
+        if any(map(holds_credentials, json_values.strings(value))):
+            yield (name, "job_variables", variable), secret
     if pool.regions and name != ROLLOUT:
         yield (name, "regions"), f"only {ROLLOUT} has regions"
     for region in pool.regions:

@@ -13,8 +13,8 @@ INTEGER_BITS = 128
 """Limit of any integer in a stored object: states of random generators have 128 bits."""
 QUANTITY_MAX = 2**53
 """Up to here a float represents every integer."""
-TIME_MAX_S = 253_402_300_799.0
-"""The end of the year 9999, the last of `datetime`."""
+TIME_MAX_S = 253_402_214_400.0
+"""The last day of the year 9999 begins: the last that `datetime` has in every time zone."""
 
 
 def _from_string(value: Any) -> Any:

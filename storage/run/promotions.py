@@ -5,10 +5,11 @@
 The log is the only record of which versions are in use. Its objects are never deleted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from storage import layout
 from storage.errors import UNREADABLE, ConfigError, CorruptError, NotFoundError
@@ -18,6 +19,7 @@ from storage.records.promotions import PromotionDecision
 from storage.store.object_store import ObjectStore, read_twice
 
 READ_THREADS = 16
+NUMBER_MAX = 2**63 - 1
 DECISION_BYTES_MAX = 1_000_000
 """Limit for one decision: a table of a hundred data sets has 50 kB."""
 
@@ -30,6 +32,11 @@ def create(store: ObjectStore, decision: PromotionDecision) -> None:
         ConfigError: it could not be read back, such as one with more than 100 policies.
     """
     key = layout.promotion(decision.name, decision.number)
+    if decision.number > NUMBER_MAX:
+        raise ConfigError(
+            f"no decision can follow number {decision.number - 1:,}; if nobody has made so many, "
+            f"delete {store.url}/{layout.promotion(decision.name, decision.number - 1)}"
+        )
     body = seal(decision)
     try:
         _decoded(body, key)
@@ -54,7 +61,9 @@ class PromotionLog:
     name: str
     readable: tuple[PromotionDecision, ...]
     unreadable: Mapping[int, str]
-    """Number → why the decision cannot be read. Missing numbers are among them."""
+    """Number → why the decision cannot be read. Several missing ones in a row are one entry, with
+    the number of the last: a single object may have any number.
+    """
 
     @property
     def next_number(self) -> int:
@@ -70,11 +79,7 @@ def read_log(store: ObjectStore, name: str) -> PromotionLog:
     """
     keys = store.list(layout.promotions(name))
     numbers = [number for number in layout.numbers(keys, partial(layout.promotion, name)) if number]
-    missing = set(range(1, max(numbers, default=0))) - set(numbers)
-    unreadable = {
-        number: f"{layout.promotion(name, number)} is missing, and a later decision exists"
-        for number in missing
-    }
+    unreadable = _missing(name, numbers)
 
     def read_one(number: int) -> PromotionDecision | str:
         try:
@@ -91,6 +96,20 @@ def read_log(store: ObjectStore, name: str) -> PromotionLog:
         else:
             unreadable[number] = result
     return PromotionLog(name, tuple(readable), dict(sorted(unreadable.items())))
+
+
+def _missing(name: str, numbers: Sequence[int]) -> dict[int, str]:
+    """Return last number → fault of each gap in the ascending numbers of the decisions."""
+    missing: dict[int, str] = {}
+    for before, number in pairwise([0, *numbers]):
+        first, last = before + 1, number - 1
+        if first == last:
+            fault = "is missing, and a later decision exists"
+        else:
+            fault = f"to {last:08d}.json are missing, and a later decision exists"
+        if first <= last:
+            missing[last] = f"{layout.promotion(name, first)} {fault}"
+    return missing
 
 
 def names(store: ObjectStore) -> list[str]:

@@ -35,8 +35,21 @@ def read_model_folder(
 ) -> tuple[dict[str, HostTensor], dict[str, bytes]]:
     """Read the tensors, floating-point ones rounded to BF16, and the other files, by name.
 
-    ConfigError when the folder is not a model or a file is missing.
+    ConfigError when the folder is not a model, a file is missing or cannot be read, or the tensors
+    do not fit in memory.
     """
+    try:
+        return _read(folder, progress)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        raise ConfigError(f"model.path: {folder} cannot be read: {error}") from error
+    except MemoryError:
+        raise ConfigError(
+            f"model.path: the tensors of {folder} do not fit in the memory of this machine; start "
+            "the base model on a larger one"
+        ) from None
+
+
+def _read(folder: Path, progress: Progress) -> tuple[dict[str, HostTensor], dict[str, bytes]]:
     if not folder.is_dir():
         raise ConfigError(
             f"model.path: {folder} is not a folder; name one that "
@@ -69,7 +82,7 @@ def folder_config(folder: Path) -> Json:
     try:
         refuse_links(folder)
         return parse(_bounded(path), MODEL_CONFIG)
-    except (OSError, CorruptError) as error:
+    except (OSError, RuntimeError, CorruptError) as error:  # RuntimeError: a loop of links
         raise ConfigError(f"model.path: {path} cannot be read: {error}") from error
 
 
@@ -121,7 +134,13 @@ def _other_files(folder: Path) -> Iterator[Path]:
 
 
 def _bounded(path: Path) -> bytes:
-    """Read a file; ConfigError when it is larger than a file without tensors may be."""
+    """Read a file.
+
+    ConfigError when it is larger than a file without tensors may be, and for a pipe, which has no
+    end, or a device.
+    """
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"model.path: {path} is not a regular file; replace it by the file")
     with path.open("rb") as file:
         body = file.read(EXTRA_FILE_BYTES_MAX + 1)
     if len(body) > EXTRA_FILE_BYTES_MAX:

@@ -191,10 +191,12 @@ class Board:
                     raise
             # The search leaves out the name, whose quotation marks would end the search's string.
             for registered in self._client.search_model_versions(f"run_id='{mlflow_id}'"):
-                if (
-                    registered.name == name
-                    and registered.tags.get(VERSION_TAG) == tags[VERSION_TAG]
-                ):
+                same = all(
+                    registered.tags.get(key, tags[key]) == tags[key]
+                    for key in (VERSION_TAG, DIGEST_TAG)
+                    if key in tags
+                )
+                if registered.name == name and same:
                     for key in tags.keys() - registered.tags.keys():
                         self._client.set_model_version_tag(name, registered.version, key, tags[key])
                     return str(registered.version)

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storage.errors import AstraFlowError, ConfigError
+from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.records.promotions import PromotionDecision, TeamVersion
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.mlflow_client import (
+    DIGEST_TAG,
     POLICY_TAG,
     RUN_TAG,
     VERSION_TAG,
@@ -27,6 +28,7 @@ from tasks.monitoring.mlflow_client import (
 )
 from tasks.monitoring.mlflow_sync import register_version
 from tasks.promotion.decision_log import Standing
+from tasks.promotion.kept_versions import require_weights
 from tasks.recipes.stored_config import read_config
 
 ALIASES = ("previous", "challenger", "champion")
@@ -126,9 +128,7 @@ def _aliases_of_team(
             model, number = _find(client, store, policy, version) or _register(
                 store, uri, policy, version
             )
-        except (AstraFlowError, OSError) as error:
-            if isinstance(error, AstraFlowError) and not isinstance(error, ConfigError):
-                raise
+        except (ConfigError, CorruptError, NotFoundError, OSError) as error:
             raise ConfigError(
                 f"{policy}@{version.version} of {version.run_id} is not registered: {error}"
             ) from error
@@ -155,6 +155,8 @@ def _find(
         found = client.search_model_versions(f"tags.`{VERSION_TAG}` = '{version.version}'")
         untagged = []
         for registered in sorted(found, key=lambda each: (each.name, int(each.version))):
+            if registered.tags.get(DIGEST_TAG, version.digest) != version.digest:
+                continue  # of a run that was deleted, and had the same id
             if RUN_TAG not in registered.tags:
                 untagged.append(registered)
             elif (registered.tags[RUN_TAG], registered.tags.get(POLICY_TAG)) == wanted:
@@ -178,7 +180,7 @@ def _of_experiment(
 
 
 def _register(store: ObjectStore, uri: str, policy: str, version: TeamVersion) -> tuple[str, str]:
-    run = runs.open_run(store, version.run_id)
+    run = require_weights(store, policy, version)
     config = read_config(run)
     if not config.tracking.enabled:
         raise ConfigError("the recipe of its run has tracking.enabled: false")

@@ -1,9 +1,10 @@
 """Which versions of a run are promoted: the best evaluated ones, or those that a person names."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.errors import ConfigError, NotFoundError
+from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.records.promotions import TeamVersion
 from storage.run import evaluations
 from storage.run.evaluations import Evaluation
@@ -14,6 +15,8 @@ from tasks.recipes.run_config import RunConfig
 BEST, LATEST = "best", "latest"
 LISTED_MAX = 12
 """Evaluations that an error lists."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def find(run: ObjectStore, run_id: str, config: RunConfig, words: Sequence[str] 
 
     Raises:
         ConfigError: a word names no version, a policy is not named, or nothing was evaluated.
-        CorruptError: a manifest or a tag is damaged.
+        CorruptError: a tag is damaged.
     """
     policies = list(config.policies)
     named = _words_by_policy(words or (BEST,), policies)
@@ -86,6 +89,8 @@ def _best(run: ObjectStore, run_id: str, config: RunConfig) -> dict[str, int]:
             "the section `evaluation`, or name the version with --version"
         )
     stored = evaluations.read_all(run)
+    for why in stored.unreadable.values():
+        log.warning("an evaluation of %s does not count, since it cannot be read: %s", run_id, why)
     best = best_versions(stored.readable, list(config.policies), config.evaluation.dataset)
     if best is None:
         unreadable = "; ".join(stored.unreadable.values())
@@ -155,13 +160,22 @@ def _digest(run: ObjectStore, policy: str, version: int) -> str:
         raise ConfigError(
             f"{policy} has no version {version}: {error}; name another version"
         ) from error
+    except CorruptError as error:
+        raise ConfigError(
+            f"{policy}@{version} cannot be used: {error}; put the object back, or name another "
+            "version"
+        ) from error
 
 
 def _description(run: ObjectStore, versions: Mapping[str, int]) -> str:
     """Return the accuracy of the versions, if they were evaluated together."""
     if not evaluations.exists(run, versions):
         return "not evaluated"
-    return _accuracy(evaluations.read(run, versions))
+    try:
+        return _accuracy(evaluations.read(run, versions))
+    except CorruptError as error:
+        log.warning("an evaluation of the candidate cannot be read: %s", error)
+        return "its evaluation cannot be read"
 
 
 def _accuracy(evaluation: Evaluation) -> str:

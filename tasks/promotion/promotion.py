@@ -10,7 +10,9 @@ next call repairs it.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from storage import layout
 from storage.errors import AstraFlowError, ConfigError, ConflictError
 from storage.records.promotions import DecisionKind, GateVerdict, PromotionDecision, Team
 from storage.run import promotions
@@ -36,8 +38,10 @@ def promote(store: ObjectStore, name: str, team: Team, by: str, reason: str) -> 
     """Make a team the champion, without a gate.
 
     Raises:
-        ConfigError: a version has no data, or the present champion is not known.
+        ConfigError: a version has no data, the name is invalid, or the present champion is not
+            known.
     """
+    layout.promotions(name)  # before anything is written
 
     def draft(standing: Standing, log: PromotionLog) -> PromotionDecision:
         decision_log.require_known(store, standing)
@@ -66,6 +70,7 @@ def decide(
         ConflictError: the champion changed meanwhile, so that the verdict does not hold.
         ConfigError: as for `promote`.
     """
+    layout.promotions(name)
     kind = DecisionKind.PROMOTED if verdict.passed else DecisionKind.REJECTED
 
     def draft(standing: Standing, log: PromotionLog) -> PromotionDecision:
@@ -117,9 +122,7 @@ def project(store: ObjectStore, name: str) -> tuple[Standing, tuple[str, ...]]:
     standing = decision_log.fold(stored)
     problems: list[str] = []
 
-    def keep() -> None:
-        for decision in standing.roles.values():
-            kept_versions.keep(store, name, decision.team)
+    def release() -> None:
         problems.extend(kept_versions.release(store, stored, standing))
 
     def move_aliases() -> None:
@@ -135,7 +138,10 @@ def project(store: ObjectStore, name: str) -> tuple[Standing, tuple[str, ...]]:
         for move in projected.moves:
             log.info("MLflow: %s@%s is %s", move.alias.model, move.alias.name, move.version)
 
-    _attempt("the tags that gc respects are not complete", keep, problems)
+    for role, decision in standing.roles.items():
+        keep = partial(kept_versions.keep, store, name, decision.team)
+        _attempt(f"gc may delete weights of the {role}, which is not tagged", keep, problems)
+    _attempt("tags of earlier champions are not deleted", release, problems)
     _attempt(
         f"MLflow's aliases are not moved; `astraflow promotions {name} --repair` moves them",
         move_aliases,

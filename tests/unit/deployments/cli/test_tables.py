@@ -1,5 +1,7 @@
 import io
 import math
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -7,6 +9,7 @@ from rich.console import Console
 
 from deployments.cli import tables
 from storage.records.control import RunEnd
+from storage.records.numbers import TIME_MAX_S
 from storage.records.promotions import (
     DecisionKind,
     GateRow,
@@ -19,6 +22,7 @@ from storage.run.promotions import PromotionLog
 from storage.verify.ledger import LedgerCounts
 from storage.verify.verify import Verdict
 from storage.verify.violations import Invariant, Violation
+from storage.weights.tags import Tag
 from tasks.monitoring.status import RunSummary
 from tasks.promotion.decision_log import fold
 from tests.unit.deployments.cli.test_live_view import _status
@@ -187,3 +191,20 @@ def test_the_gates_table_has_the_numbers_that_decided() -> None:
         "gsm8k", "1,500", "50.0%", "62.5%", "+12.5%", "+3.1%", "+22.0%", "0.0042", "-5.0%", "yes", "change of +12.5%",
     ]  # fmt: skip
     assert (second[1:3], second[5], second[9:]) == (["0", "nan%"], "+nan%", ["no", "too few"])
+
+
+@pytest.fixture
+def easternmost(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC-14")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("easternmost")
+def test_the_latest_time_of_a_stored_object_is_shown_in_any_time_zone() -> None:
+    tag = Tag(name="best", policy="solver", version=1, at_s=TIME_MAX_S)
+    output = io.StringIO()
+    Console(file=output, width=200).print(tables.tags_table([tag]))
+    assert "9999-12-31 14:00" in output.getvalue()

@@ -1,3 +1,5 @@
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,35 @@ def test_a_file_of_pools_is_read_with_its_regions(tmp_path: Path) -> None:
             "trainers:\n  environment:\n    PROXY: https://me:s3cr3t@example.org",
             "line 3: trainers.environment.PROXY: is a secret",
         ),
+        (
+            "trainers:\n  environment:\n    hf_token: x",
+            "line 3: trainers.environment.hf_token: is a secret",
+        ),
+        (
+            "trainers:\n  job_variables:\n    volumes: [{from: 's3://me:s3cr3t@bucket'}]",
+            "line 3: trainers.job_variables.volumes: is a secret",
+        ),
+        (
+            "trainers:\n  job_variables:\n    cpus: .nan",
+            "line 3: trainers.job_variables.cpus: is nan, which is no number in JSON",
+        ),
+        (
+            "trainers:\n  job_variables:\n    image: !!binary aGVsbG8=",
+            "line 3: trainers.job_variables.image: is a bytes, for which JSON has no type",
+        ),
+        (
+            'trainers:\n  environment:\n    A: "a\\0"',
+            "line 3: trainers.environment.A: has a NUL, which no process",
+        ),
+        (
+            'trainers:\n  job_variables:\n    command: {a: ["a\\0"]}',
+            "line 3: trainers.job_variables.command: has a NUL",
+        ),
+        ('trainers:\n  description: "a\\0"', "line 2: trainers.description: has a NUL"),
+        (
+            'trainers:\n  description: "\\ud800"',
+            "line 2: trainers.description: has the lone surrogate",
+        ),
         ("trainers:\n  environment:\n    A=B: x", "line 3: trainers.environment.A=B"),
         ("control:\n  regions: {eu: {}}", "line 2: control.regions: only rollout has regions"),
         ("rollout:\n  regions:\n    ../x: {}", "line 3: rollout.regions.../x: cannot be the name"),
@@ -77,3 +108,25 @@ def test_a_mistake_is_named_with_its_line_and_key(tmp_path: Path, text: str, mes
 def test_a_file_that_is_absent_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml cannot be read as a file of work pools"):
         pools.load(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["a pipe", "a folder"])
+def test_something_else_in_the_place_of_the_file_is_named_and_not_waited_for(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "pools.yaml")
+    with pytest.raises(ConfigError, match=r"pools\.yaml is not a file; name a file of work pools"):
+        pools.load(tmp_path / "pools.yaml")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300])
+def test_an_impossible_path_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be read as a file of work pools"):
+        pools.load(tmp_path / name)
+
+
+def test_no_more_than_the_limit_of_a_file_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "pools.yaml").open("wb") as file:
+        file.truncate(2**40)  # without a block on the disk
+    with pytest.raises(ConfigError, match=r"pools\.yaml: larger than 200,000 bytes"):
+        pools.load(tmp_path / "pools.yaml")

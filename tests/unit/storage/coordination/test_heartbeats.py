@@ -111,9 +111,9 @@ def test_a_heartbeat_with_the_largest_allowed_numbers_is_read(memory_store: Obje
         assert parse(body(name, str(most)), WORKER_KEY).kind == "rollout"
         with pytest.raises(CorruptError, match=rf"{name.partition('.')[0]}.*less than"):
             parse(body(name, str(most + 2)), WORKER_KEY)
-    assert parse(body("beat_s", "253402300799"), WORKER_KEY).beat_s == 253402300799.0
+    assert parse(body("beat_s", "253402214400"), WORKER_KEY).beat_s == 253402214400.0
     with pytest.raises(CorruptError, match="beat_s"):
-        parse(body("beat_s", "253402300800"), WORKER_KEY)
+        parse(body("beat_s", "253402214401"), WORKER_KEY)
 
 
 def test_a_heartbeat_at_a_wrong_key_or_of_an_invalid_region_is_unreadable() -> None:

@@ -80,6 +80,28 @@ def test_a_missing_decision_is_reported_and_its_number_is_not_used_again(
     assert log.next_number == 4
 
 
+def test_a_gap_of_any_length_is_one_entry(memory_store: ObjectStore) -> None:
+    """A set of the missing numbers would need more memory than any machine has."""
+    promotions.create(memory_store, gate_decision(2))
+    memory_store.create("promotions/tiny-1.7b/9223372036854775807.json", b"torn")
+    log = promotions.read_log(memory_store, "tiny-1.7b")
+    assert log.unreadable == {
+        1: "promotions/tiny-1.7b/00000001.json is missing, and a later decision exists",
+        2**63
+        - 2: "promotions/tiny-1.7b/00000003.json to 9223372036854775806.json are missing, and "
+        "a later decision exists",
+        2**63 - 1: log.unreadable[2**63 - 1],
+    }
+    with pytest.raises(ConfigError, match=r"9,223,372,036,854,775,807; .* delete .*775807\.json$"):
+        promotions.create(memory_store, gate_decision(log.next_number))
+
+
+def test_a_gap_ends_with_the_last_missing_number(memory_store: ObjectStore) -> None:
+    for number in (1, 2, 5, 6):
+        promotions.create(memory_store, gate_decision(number))
+    assert list(promotions.read_log(memory_store, "tiny-1.7b").unreadable) == [4]
+
+
 @pytest.mark.parametrize(
     "foreign",
     [gate_decision(1, name="other"), gate_decision(7)],

@@ -16,7 +16,7 @@ from storage.errors import ConfigError
 from storage.formats.safetensors import to_safetensors
 from storage.records.weights import HostTensor
 from tasks.base_models.config import HubModel
-from tasks.base_models.folders import INDEX, WEIGHTS, read_model_folder, snapshot
+from tasks.base_models.folders import INDEX, WEIGHTS, folder_config, read_model_folder, snapshot
 from tests.support.patience import PATIENCE_S
 
 
@@ -318,4 +318,41 @@ def test_an_index_above_the_size_limit_or_without_names_is_refused(folder: Path,
     with pytest.raises(
         ConfigError, match=rf"{INDEX} is not an index of safetensors files; fetch the model again"
     ):
+        read_model_folder(folder, silent)
+
+
+def test_a_pipe_in_the_place_of_the_configuration_is_named_and_not_waited_for(
+    folder: Path,
+) -> None:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    with pytest.raises(ConfigError, match=r"config\.json is not a regular file"):
+        folder_config(folder)
+
+
+def test_a_folder_in_a_loop_of_links_is_named(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match=r"model\.path: .*loop/config\.json cannot be read"):
+        folder_config(tmp_path / "loop")
+    with pytest.raises(ConfigError, match=r"model\.path: .*loop is not a folder"):
+        read_model_folder(tmp_path / "loop", silent)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (PermissionError(13, "Permission denied"), "cannot be read: .*Permission denied"),
+        (MemoryError(), "do not fit in the memory of this machine; start the base model on a"),
+    ],
+    ids=["permission", "memory"],
+)
+def test_weights_that_the_system_does_not_read_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
+) -> None:
+    def fail(path: Path) -> bytes:
+        raise error
+
+    (folder / WEIGHTS).write_bytes(b"")
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(ConfigError, match=rf"model\.path: .*{folder.name}.* {sentence}"):
         read_model_folder(folder, silent)

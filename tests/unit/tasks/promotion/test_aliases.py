@@ -7,11 +7,13 @@ import pytest
 from storage.records.promotions import DecisionKind, PromotionDecision
 from storage.run import promotions
 from storage.store.object_store import ObjectStore
+from storage.weights import publisher
 from tasks.monitoring.mlflow_client import Board, MlflowError
 from tasks.promotion import aliases, decision_log
 from tasks.promotion.aliases import Alias, Move, Projection, moves
 from tasks.promotion.decision_log import Standing
 from tests.support.http_servers import refusing_port
+from tests.support.runs import builders
 from tests.support.runs.promotable import EVALUATED_RECIPE, create_run, team
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own imports and database layer warn
@@ -300,3 +302,38 @@ def test_an_mlflow_that_stops_answering_while_it_registers_is_a_transient_error(
     monkeypatch.setattr(Board, "register", refuse)
     with pytest.raises(MlflowError, match="away"):
         aliases.project(memory_store, standing, uri)
+
+
+def test_a_version_of_a_deleted_run_with_the_same_id_does_not_get_the_alias(
+    memory_store: ObjectStore, run: ObjectStore, uri: str
+) -> None:
+    aliases.project(memory_store, decided(memory_store, run, PROMOTED, 1), uri)
+    for key in run.list(""):
+        run.delete(key)
+    other = create_run(memory_store, "tiny-1", versions=0)
+    for policy in ("solver", "verifier"):
+        for version in range(2):
+            files = {} if version else {"config.json": b"{}"}
+            weights = builders.tensors(version + 20)
+            publisher.publish(other, policy, version, weights, extra_files=files)
+    projected = aliases.project(memory_store, decided(memory_store, other, PROMOTED, 1), uri)
+    assert "previous stays where it is" not in "".join(projected.problems)
+    reader = client(uri)
+    digests = {
+        alias: reader.get_model_version_by_alias(SOLVER, alias).tags["astraflow.weights_digest"]
+        for alias in ("champion", "previous")
+    }
+    assert digests["champion"] == team(other, "tiny-1", 1)["solver"].digest
+    assert digests["previous"] != digests["champion"]
+
+
+def test_a_damaged_run_of_one_team_does_not_stop_the_aliases_of_the_others(
+    memory_store: ObjectStore, run: ObjectStore, uri: str
+) -> None:
+    other = create_run(memory_store, "tiny-2", versions=2)
+    decided(memory_store, other, PROMOTED, 1, run_id="tiny-2")
+    other.put("run.json", b"torn")
+    projected = aliases.project(memory_store, decided(memory_store, run, PROMOTED, 1), uri)
+    (problem,) = projected.problems
+    assert "alias previous stays where it is: solver@1 of tiny-2 is not registered" in problem
+    assert stored(uri) == {"champion": both(1)}

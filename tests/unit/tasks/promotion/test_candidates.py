@@ -146,3 +146,22 @@ def test_a_damaged_tag_is_reported(run: ObjectStore) -> None:
     run.put("tags/good.json", seal(tags.Tag(name="bad", policy="solver", version=1, at_s=0.0)))
     with pytest.raises(CorruptError, match=r"tags/good\.json holds the tag 'bad'"):
         find(run, "tiny-1", CONFIG, ["good"])
+
+
+def test_an_unreadable_evaluation_does_not_count_and_is_named(
+    run: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "evals/solver-00000001_verifier-00000001.arrow"  # of the best version
+    run.put(key, b"torn")
+    assert versions(run) == {"solver": 0, "verifier": 0}
+    (record,) = caplog.records
+    assert key in record.getMessage()
+    assert "an evaluation of tiny-1 does not count" in record.getMessage()
+    named = find(run, "tiny-1", CONFIG, ["1"])
+    assert named.description == "its evaluation cannot be read"
+
+
+def test_a_damaged_manifest_is_named_with_the_remedy(run: ObjectStore) -> None:
+    run.put("weights/verifier/00000001/manifest.json", b"torn")
+    with pytest.raises(ConfigError, match=r"verifier@1 cannot be used: .*not JSON.*; put the obj"):
+        versions(run, "1")

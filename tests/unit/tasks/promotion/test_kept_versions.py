@@ -11,9 +11,10 @@ from storage.run import promotions
 from storage.run.promotions import PromotionLog
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
-from storage.weights import retention, tags
+from storage.weights import publisher, retention, tags
 from storage.weights.retention import Retention
 from tasks.promotion import decision_log, kept_versions
+from tests.support.runs import builders
 from tests.support.runs.promotable import create_run, team
 
 PROMOTED, REJECTED = DecisionKind.PROMOTED, DecisionKind.REJECTED
@@ -56,8 +57,8 @@ def test_each_version_of_a_team_is_tagged_in_its_run(
     kept_versions.keep(memory_store, "math-1.7b", team(run, "tiny-1", 3))
     stored = tags.require_all(run)
     assert [(tag.name, tag.policy, tag.version) for tag in stored] == [
-        ("math-1_7b-solver-3", "solver", 3),
-        ("math-1_7b-verifier-3", "verifier", 3),
+        ("math-1_7b-solver-3-xd39f6fac", "solver", 3),
+        ("math-1_7b-verifier-3-x194e7afa", "verifier", 3),
     ]
 
 
@@ -85,6 +86,42 @@ def test_tags_of_other_people_logs_and_undecided_candidates_stay(
         "mine", "tiny-solver-5", "tiny-verifier-5", "other-solver-1", "other-verifier-1",
         "tiny-solver-2", "tiny-verifier-2", "tiny-solver-3", "tiny-verifier-3",
     }  # fmt: skip
+
+
+def test_a_log_releases_no_version_of_a_log_with_a_similar_name(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    kept_versions.keep(memory_store, "a_b", team(run, "tiny-1", 1))
+    for version in (1, 2, 3):
+        decided(memory_store, run, PROMOTED, version, name="a.b")
+    planned = retention.plan(run, "solver", ONLY_THE_NEWEST, now_s=4e9)
+    assert set(planned.retired) == {4}
+
+
+def test_a_policy_with_a_hyphen_has_other_tags_than_a_log_with_one(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    for version in range(2):
+        files = {} if version else {"config.json": b"{}"}
+        publisher.publish(run, "b-solver", version, builders.tensors(version), extra_files=files)
+    kept_versions.keep(memory_store, "a", {"b-solver": team(run, "tiny-1", 1)["solver"]})
+    kept_versions.keep(memory_store, "a-b", team(run, "tiny-1", 1))
+    kept = [(tag.policy, tag.version) for tag in tags.require_all(run)]
+    assert kept == [("b-solver", 1), ("solver", 1), ("verifier", 1)]
+
+
+def test_a_decision_whose_tags_cannot_exist_does_not_prevent_the_release_of_others(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    for version in (1, 2, 3):
+        decided(memory_store, run, PROMOTED, version)
+    tags.create(run, "tiny-solver-1", "solver", 1)
+    log = promotions.read_log(memory_store, "tiny")
+    long = {"s" * 100: team(run, "tiny-1", 1)["solver"]}
+    readable = (*log.readable, replace(log.readable[0], number=4, team=long))
+    log = PromotionLog("tiny", readable, {})
+    assert kept_versions.release(memory_store, log, decision_log.fold(log)) == []
+    assert "tiny-solver-1" not in names(run)
 
 
 def test_nothing_is_released_while_a_decision_cannot_be_read(

@@ -9,12 +9,13 @@ from storage.errors import ConfigError, ConflictError
 from storage.records.promotions import GateVerdict, PromotionDecision, TeamVersion
 from storage.run import promotions
 from storage.store.object_store import ObjectStore
-from storage.weights import retention, tags
+from storage.weights import publisher, retention, tags
 from storage.weights.retention import Retention
 from tasks.monitoring.mlflow_sync import URI_VARIABLE
 from tasks.promotion import announcements, decision_log
 from tasks.promotion.promotion import decide, project, promote, roll_back
 from tests.support.http_servers import one_answer, refusing_port
+from tests.support.runs import builders
 from tests.support.runs.promotable import create_run, team
 from tests.support.stores.killed_store import Killed, killed_at
 
@@ -308,3 +309,93 @@ def test_promotions_of_several_names_are_independent(
         promote(memory_store, name, of(run, version), "ada", "")
     assert log_of(memory_store) == [(1, "promoted", 1)]
     assert kept(run) == {1, 2}
+
+
+def test_a_previous_champion_whose_run_was_deleted_leaves_the_others_protected(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    gone = create_run(memory_store, "tiny-2", versions=2)
+    promote(memory_store, "tiny", of(run, 1), "ada", "")
+    promote(memory_store, "tiny", team(gone, "tiny-2", 1), "ada", "")
+    promote(memory_store, "tiny", of(run, 3), "ada", "")
+    for key in gone.list(""):
+        gone.delete(key)
+    for tag in tags.require_all(run):
+        tags.delete(run, tag.name)
+    settled = decide(memory_store, "tiny", of(run, 4), FAILED, champion(memory_store), "ada")
+    assert kept(run) == {3, 4}
+    (problem, _) = settled.problems
+    assert problem.startswith(
+        "gc may delete weights of the previous, which is not tagged: there is no run 'tiny-2' in"
+    )
+
+
+def test_tags_of_earlier_champions_are_deleted_although_another_role_has_no_run(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    gone = create_run(memory_store, "tiny-2", versions=2)
+    promote(memory_store, "tiny", of(run, 1), "ada", "")
+    promote(memory_store, "tiny", team(gone, "tiny-2", 1), "ada", "")
+    for key in gone.list(""):
+        gone.delete(key)
+    promote(memory_store, "tiny", of(run, 3), "ada", "")
+    assert kept(run) == {3}
+
+
+def recreate(store: ObjectStore, run: ObjectStore) -> None:
+    """Delete the run `tiny-1`, and create another one with other weights under its id."""
+    for key in run.list(""):
+        run.delete(key)
+    other = create_run(store, "tiny-1", versions=0)
+    for policy in ("solver", "verifier"):
+        for version in range(5):
+            files = {} if version else {"config.json": b"{}"}
+            weights = builders.tensors(version + 20)
+            publisher.publish(other, policy, version, weights, extra_files=files)
+
+
+def test_a_run_that_was_deleted_and_created_again_has_no_champion_of_the_log(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    promote(memory_store, "tiny", of(run, 1), "ada", "")
+    promote(memory_store, "tiny", of(run, 2), "ada", "")
+    before = of(run, 3)
+    recreate(memory_store, run)
+    with pytest.raises(ConfigError, match=r"solver@1 of tiny-1 is not what it was: .* had sha256:"):
+        roll_back(memory_store, "tiny", "ada", "")
+    with pytest.raises(ConfigError, match="solver@3 of tiny-1 is not what it was"):
+        promote(memory_store, "tiny", before, "ada", "")
+    _, problems = project(memory_store, "tiny")
+    assert "gc may delete weights of the champion" in problems[0]
+    assert log_of(memory_store) == [(1, "promoted", 1), (2, "promoted", 2)]
+    assert kept(run) == set()
+
+
+def test_a_rollback_to_a_version_that_cannot_be_read_is_refused(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    promote(memory_store, "tiny", of(run, 1), "ada", "")
+    promote(memory_store, "tiny", of(run, 2), "ada", "")
+    run.put("weights/verifier/00000001/manifest.json", b"torn")
+    with pytest.raises(ConfigError, match=r"verifier@1 of tiny-1 cannot be used: .*not JSON"):
+        roll_back(memory_store, "tiny", "ada", "")
+    assert len(log_of(memory_store)) == 2
+
+
+def test_an_invalid_name_is_refused_before_anything_is_tagged(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    with pytest.raises(ConfigError, match="'a b' cannot name a promotion log"):
+        promote(memory_store, "a b", of(run, 1), "ada", "")
+    with pytest.raises(ConfigError, match="'' cannot name a promotion log"):
+        decide(memory_store, "", of(run, 1), PASSED, None, "ada")
+    assert kept(run) == set()
+
+
+def test_a_damaged_tag_is_named_with_the_command_that_removes_it(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    run.put("tags/tiny-solver-1.json", b"torn")
+    remedy = "remove it with `astraflow tag tiny-1 --remove tiny-solver-1`"
+    with pytest.raises(ConfigError, match=remedy):
+        promote(memory_store, "tiny", of(run, 1), "ada", "")
