@@ -11,7 +11,7 @@ runs/{run id}/                       models/{build digest}/          (shared by 
   checkpoints/solver/00000003/manifest.json
   evals/solver-00000020_verifier-00000020.arrow
   heartbeats/rollout/rollout-us-east-0.json
-  tags/best.json
+  tags/best.json                       nights/{name}/20260101-0200/plan.json  outcome.json
   quarantine/shards/00000007.arrow + .json
 """
 
@@ -24,6 +24,7 @@ from storage.errors import ConfigError
 RUNS = "runs"
 MODELS = "models"
 PROMOTIONS = "promotions"
+NIGHTS = "nights"
 RUN = "run.json"
 STOP = "stop.json"
 USAGE = "usage.json"
@@ -74,12 +75,7 @@ def model_prefix(build_digest: str) -> str:
 
 def promotions(name: str) -> str:
     """Return the folder of a promotion log; ConfigError for an invalid name."""
-    if not plain_names.RUN_ID.fullmatch(name):
-        raise ConfigError(
-            f"{plain_names.quoted(name)} cannot name a promotion log; use up to 100 letters, "
-            "digits, '.', '_' and '-', a letter or digit first"
-        )
-    return f"{PROMOTIONS}/{name}"
+    return f"{PROMOTIONS}/{_checked_run_id(name, 'a promotion log')}"
 
 
 def promotion(name: str, number: int) -> str:
@@ -94,6 +90,28 @@ def prompts(digest: str) -> str:
 def outcomes(name: str, digest: str) -> str:
     """Return the key of a team's outcomes on one data set, beside the decisions of the log."""
     return f"{promotions(name)}/outcomes/{digest}.arrow"
+
+
+def nights(name: str) -> str:
+    """Return the folder of a recurring training; ConfigError for an invalid name."""
+    return f"{NIGHTS}/{_checked_run_id(name, 'a recurring training')}"
+
+
+def nights_report(name: str) -> str:
+    return f"{nights(name)}/{REPORT}"
+
+
+def night(name: str, night_id: str) -> str:
+    """Return the folder of one night: its plan, its outcome and its heartbeat."""
+    return f"{nights(name)}/{_checked_run_id(night_id, 'a night')}"
+
+
+def night_plan(name: str, night_id: str) -> str:
+    return f"{night(name, night_id)}/plan.json"
+
+
+def night_outcome(name: str, night_id: str) -> str:
+    return f"{night(name, night_id)}/outcome.json"
 
 
 def order(number: int) -> str:
@@ -190,6 +208,16 @@ def tag(name: str) -> str:
 def quarantine(key: str) -> str:
     """Return the key of the copy of the unreadable object `key`; the reason is at `{copy}.json`."""
     return f"{QUARANTINE}/{key}"
+
+
+def _checked_run_id(name: str, noun: str) -> str:
+    """Return the name; ConfigError when it does not have the form of a run id."""
+    if not plain_names.RUN_ID.fullmatch(name):
+        raise ConfigError(
+            f"{plain_names.quoted(name)} cannot name {noun}; use up to 100 letters, digits, '.', "
+            "'_' and '-', a letter or digit first"
+        )
+    return name
 
 
 def _checked_name(name: str) -> str:

@@ -10,10 +10,6 @@ draws them, the template has the layout.
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import jinja2
 
 from storage import layout
 from storage.coordination import heartbeats
@@ -32,9 +28,8 @@ from tasks.reports import figures, mismatch
 from tasks.reports.episode_samples import EpisodeSample, sample_episodes
 from tasks.reports.figures import Figure
 from tasks.reports.shard_log import ShardLog, read_shard_log
-from tasks.terminal_text import plain
+from tasks.reports.templates import clock_time, duration, template
 
-TEMPLATE = Path(__file__).with_name("report.html.j2")
 SURPRISE_NATS = (0.1, 0.7, 2.3)
 """Bounds of −log p between the four shades of a token: p = 0.9, 0.5, 0.1."""
 
@@ -93,13 +88,13 @@ def render_report(run: ObjectStore, run_id: str) -> str:
     ]
     log = read_shard_log(run)
     episodes = sample_episodes(run, log.num_orders, next(iter(config.policies)))
-    page: str = _template().render(
+    page: str = template("report.html.j2").render(
         run_id=run_id,
         status=status,
         budget=budget_words(status.budget),
-        started=_clock_time(status.started),
-        made=_clock_time(time.time()),
-        duration=_duration(status.elapsed_s),
+        started=clock_time(status.started),
+        made=clock_time(time.time()),
+        duration=duration(status.elapsed_s),
         cards=[*_cards(status, log), *_mismatch_card(histories, config)],
         sections=_sections(
             config, histories, evaluations.read_all(run).readable, log, beats, status
@@ -174,7 +169,7 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
     sampled = round(sum(shard.tokens for shard in log.played) / log.share)
     cards.append(Card("steps", f"{step} / {status.steps}", steps))
     cards.append(
-        Card("wall-clock", _duration(status.elapsed_s), f"started {_clock_time(status.started)}")
+        Card("wall-clock", duration(status.elapsed_s), f"started {clock_time(status.started)}")
     )
     cards.append(Card("tokens", f"{sampled:,}", f"sampled; {trained:,} trained on"))
     return cards
@@ -209,35 +204,3 @@ def _counts(episodes: Iterable[EpisodeSample]) -> dict[str, int]:
 def _surprise(logprob: float) -> int:
     """Shade of a token: 0 for a likely one, up to 3 for an unlikely one."""
     return sum(-logprob >= bound for bound in SURPRISE_NATS)
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_shown,
-    )
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-
-
-def _shown(value: Any) -> Any:
-    """Remove control characters from text and markup; jinja2 escapes the text after this."""
-    return type(value)(plain(value)) if isinstance(value, str) else value
-
-
-def _clock_time(time_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_s))
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes:02d} min"
-        if hours
-        else f"{minutes} min {seconds:02d} s"
-        if minutes
-        else f"{seconds} s"
-    )

@@ -9,6 +9,7 @@ another attempt continues the work.
 import _thread
 import asyncio
 import logging
+import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -22,6 +23,8 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
+
+from tasks.supervision.flow_processes import MARK
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +71,14 @@ def drained() -> State[None]:
 
 
 def is_being_cancelled() -> bool:
-    """Return whether Prefect is cancelling the current flow run; False when its server does not
-    answer.
+    """Return whether Prefect is cancelling the current flow run, or that of this process, of which
+    the current one may be a subflow; False when its server does not answer.
     """
+    ids = dict.fromkeys([str(flow_run.get_id()), os.environ.get(MARK) or ""])
     try:
         with get_client(sync_client=True) as client:
-            state = client.read_flow_run(UUID(str(flow_run.get_id()))).state
+            states = [client.read_flow_run(UUID(each)).state for each in ids if each]
     except (httpx.TransportError, PrefectHTTPStatusError, ObjectNotFound) as error:
         log.warning("whether this flow run is cancelled cannot be read from Prefect: %s", error)
         return False
-    return state is not None and (state.is_cancelling() or state.is_cancelled())
+    return any(state and (state.is_cancelling() or state.is_cancelled()) for state in states)

@@ -172,13 +172,13 @@ class PrefectLauncher:
             )
 
 
-async def introduce(run_id: str) -> None:
-    """Give the current flow run the name of its training run, and the run's tag."""
+async def introduce(name: str, tag: str) -> None:
+    """Give the current flow run a name and one more tag, such as `run:tiny-1`."""
     flow_run_id = UUID(str(runtime.flow_run.get_id()))
     try:
         async with get_client() as client:
-            tags = {*(await client.read_flow_run(flow_run_id)).tags, f"run:{run_id}"}
-            await client.update_flow_run(flow_run_id, name=run_id, tags=tags)
+            tags = {*(await client.read_flow_run(flow_run_id)).tags, tag}
+            await client.update_flow_run(flow_run_id, name=name, tags=tags)
     except _UNANSWERED as error:
         log.warning("could not name this flow run %s: %s", run_id, error)
 

@@ -67,7 +67,7 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
     await asyncio.to_thread(object_store.check_store, store)
     await _refuse_second_supervisor(store.sub(layout.run_prefix(name)), name, config)
     run = await asyncio.to_thread(supervisor.start, store, name, config, _deployment())
-    await introduce(name)
+    await introduce(name, f"run:{name}")
     attempt = int(flow_run.get_run_count() or 1) - 1
     with HeartbeatWriter(
         run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s

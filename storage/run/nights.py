@@ -1,0 +1,122 @@
+"""Nights of recurring trainings: a plan and an outcome each, created once.
+
+    nights/{name}/20260102-0200/plan.json     what it does, written when it begins
+                                outcome.json  how it ended; a skipped night has no plan
+
+A night with a plan and without an outcome runs, or its process died: its heartbeat, in the same
+folder, tells which.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from storage import layout
+from storage.errors import UNREADABLE, CorruptError, NotFoundError
+from storage.formats.json_objects import seal, unseal
+from storage.plain_names import RUN_ID
+from storage.records.nights import NightOutcome, NightPlan
+from storage.store.object_store import ObjectStore, read_twice
+from storage.store.ordered_map import ordered_map
+
+READ_THREADS = 16
+BYTES_MAX = 1_000_000
+"""Limit for one record: a plan of a hundred policies has 20 kB."""
+
+Record = TypeVar("Record", NightPlan, NightOutcome)
+
+
+@dataclass(frozen=True)
+class Night:
+    """What is stored of one night."""
+
+    id: str
+    plan: NightPlan | None
+    outcome: NightOutcome | None
+
+
+@dataclass(frozen=True)
+class Nights:
+    """The nights of a recurring training, in the order of their ids, which is that of time."""
+
+    name: str
+    readable: tuple[Night, ...]
+    unreadable: Mapping[str, str]
+    """Id of a night → why it cannot be read."""
+
+
+def create_plan(store: ObjectStore, plan: NightPlan) -> None:
+    """Create the plan; ConflictError when the night has one."""
+    store.create(layout.night_plan(plan.name, plan.night), seal(plan))
+
+
+def create_outcome(store: ObjectStore, outcome: NightOutcome) -> None:
+    """Create the outcome; ConflictError when the night has one."""
+    store.create(layout.night_outcome(outcome.name, outcome.night), seal(outcome))
+
+
+def read_plan(store: ObjectStore, name: str, night: str) -> NightPlan | None:
+    """Read a night's plan; None when it has none, CorruptError for an invalid one."""
+    return _read(store, NightPlan, layout.night_plan, name, night)
+
+
+def read_outcome(store: ObjectStore, name: str, night: str) -> NightOutcome | None:
+    """Read a night's outcome; None when it has none, CorruptError for an invalid one."""
+    return _read(store, NightOutcome, layout.night_outcome, name, night)
+
+
+def read_night(store: ObjectStore, name: str, night: str) -> Night:
+    """Read a night; CorruptError when a record of it is invalid."""
+    return Night(night, read_plan(store, name, night), read_outcome(store, name, night))
+
+
+def read_all(store: ObjectStore, name: str) -> Nights:
+    """Read every night of a name; one that cannot be read is listed with the reason.
+
+    Raises ConfigError for an invalid name, and for a folder that cannot be listed.
+    """
+    ids = sorted(night for night in store.folders(layout.nights(name)) if RUN_ID.fullmatch(night))
+    unreadable: dict[str, str] = {}
+
+    def read_one(night: str) -> Night | str:
+        try:
+            return read_night(store, name, night)
+        except UNREADABLE as error:
+            return str(error)
+
+    readable: list[Night] = []
+    read = ordered_map(read_one, ids, threads=READ_THREADS, budget=2 * READ_THREADS)
+    for night, result in zip(ids, read, strict=True):
+        if isinstance(result, Night):
+            readable.append(result)
+        else:
+            unreadable[night] = result
+    return Nights(name, tuple(readable), unreadable)
+
+
+def names(store: ObjectStore) -> list[str]:
+    """List the names that have nights."""
+    return sorted(name for name in store.folders(layout.NIGHTS) if RUN_ID.fullmatch(name))
+
+
+def _read(
+    store: ObjectStore,
+    kind: type[Record],
+    key_of: Callable[[str, str], str],
+    name: str,
+    night: str,
+) -> Record | None:
+    key = key_of(name, night)
+    try:
+        record = read_twice(lambda: _decoded(kind, store.get(key), key))
+    except NotFoundError:
+        return None
+    if (record.name, record.night) != (name, night):
+        raise CorruptError(f"{key} holds the night {record.night} of {record.name}")
+    return record
+
+
+def _decoded(kind: type[Record], body: bytes, key: str) -> Record:
+    if len(body) > BYTES_MAX:
+        raise CorruptError(f"{key} has {len(body):,} bytes; a record has at most {BYTES_MAX:,}")
+    return unseal(kind, body, key)

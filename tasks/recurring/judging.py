@@ -1,0 +1,58 @@
+"""The last part of a night: candidate against champion, and the decision.
+
+    run ──contest──▶ verdict ──decide──▶ decision in the promotion log ──▶ outcome of the night
+"""
+
+from storage import layout
+from storage.errors import ConfigError
+from storage.records.nights import NightEnd, NightOutcome, NightPlan
+from storage.run import nights, runs
+from storage.store.object_store import ObjectStore
+from tasks.promotion import promotion
+from tasks.promotion.contest import Contest
+from tasks.recurring import planning
+
+BY = "night {night}"
+UNFINISHED = ("cancelled", "failed")
+"""States of a run whose versions are not judged."""
+
+
+def decide(store: ObjectStore, plan: NightPlan, contest: Contest) -> NightOutcome:
+    """Promote or reject the night's candidate, and store that the night is over.
+
+    Of a night that ended meanwhile, such as one that another night abandoned, nothing is decided.
+
+    Raises:
+        ConflictError: the champion changed since the contest; play another one.
+        ConfigError: the champion is not known.
+    """
+    ended = nights.read_outcome(store, plan.name, plan.night)
+    if ended is not None:
+        return ended
+    by = BY.format(night=plan.night)
+    settled = promotion.decide(
+        store, plan.name, contest.candidate.team, contest.verdict, contest.champion, by
+    )
+    how = NightEnd.PROMOTED if contest.verdict.passed else NightEnd.REJECTED
+    number = settled.decision.number
+    return planning.end(
+        store, plan.name, plan.night, how, contest.verdict.reason, number
+    )
+
+
+def is_completed(store: ObjectStore, plan: NightPlan) -> bool:
+    """Return whether the night's run has reached its end."""
+    stop = runs.read_stop(store.sub(layout.run_prefix(plan.run_id)))
+    return stop is not None and stop.state not in UNFINISHED
+
+
+def unfinished(store: ObjectStore, plan: NightPlan) -> NightOutcome | None:
+    """Return the outcome of a night whose run was stopped; None where it reached its end."""
+    run = store.sub(layout.run_prefix(plan.run_id))
+    stop = runs.read_stop(run)
+    if stop is None:
+        raise ConfigError(f"run {plan.run_id} has not ended; start night {plan.night} again")
+    if stop.state not in UNFINISHED:
+        return None
+    how = NightEnd.CANCELLED if stop.state == "cancelled" else NightEnd.FAILED
+    return planning.end(store, plan.name, plan.night, how, stop.reason)

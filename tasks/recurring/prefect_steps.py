@@ -1,0 +1,103 @@
+"""The steps of a night as Prefect tasks: each calls one plain function. Prefect's graph shows how
+they follow from each other.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.tasks import Task
+
+from data_ops.prompts.window import EmptyWindowError
+from storage.errors import TransientError
+from storage.records.nights import NightEnd, NightOutcome, NightPlan
+from storage.run import runs
+from storage.store import object_store
+from tasks.recipes import loader
+from tasks.recipes.run_config import RunConfig
+from tasks.recurring import judging, planning, reporting, settings
+from tasks.recurring.planning import Schedule
+from tasks.supervision import supervisor
+
+if TYPE_CHECKING:  # it imports torch, which a skipped night does not need
+    from tasks.promotion.contest import Contest
+
+RETRIES, RETRY_DELAY_S = 5, 10.0
+"""Of each step, while the store does not answer."""
+
+
+def _is_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    return isinstance(state.result(raise_on_failure=False), TransientError)
+
+
+_step = {
+    "cache_policy": NO_CACHE,
+    "persist_result": False,
+    "retries": RETRIES,
+    "retry_delay_seconds": RETRY_DELAY_S,
+    "retry_condition_fn": _is_transient,
+}
+
+
+@task(name="resolve champion", task_run_name="resolve the champion of {name}", **_step)
+def resolve_champion(
+    name: str, night: str, schedule: Schedule
+) -> NightPlan | NightOutcome:
+    """Return what the night does; its outcome where it is over, or skipped."""
+    return planning.begin(object_store.default_store(), name, night, schedule)
+
+
+@task(name="freeze data window", task_run_name="freeze the data of {plan.night}", **_step)
+def freeze_data(
+    plan: NightPlan, recipe: str, overrides: Mapping[str, Any], deployment: str
+) -> dict[str, Any] | NightOutcome:
+    """Create the night's run, with its data and the versions that it begins with.
+
+    Returns all overrides of the run's recipe; the outcome where there is no new data.
+    """
+    store = object_store.default_store()
+    own = settings.of_night(store, loader.load(recipe, overrides), plan)
+    assigned = {**overrides, **own}
+    try:
+        supervisor.create(store, plan.run_id, loader.load(recipe, assigned), deployment)
+    except EmptyWindowError as error:
+        return planning.end(
+            store, plan.name, plan.night, NightEnd.SKIPPED, str(error))
+    return assigned
+
+
+@task(name="paired evaluation", task_run_name="play against the champion", **_step)
+async def play(plan: NightPlan, trained: State[Any] | None) -> "Contest":
+    """Play the held-out problems with the best version of the night's run, and with the champion.
+
+    `trained` is the end of the training; None if it had ended before.
+    """
+    from tasks.promotion.contest import contest
+    from tasks.recipes.stored_config import read_config
+
+    store = object_store.default_store()
+    config = read_config(runs.open_run(store, plan.run_id))
+    return await asyncio.to_thread(contest, store, plan.name, plan.run_id, config)
+
+
+@task(name="gate", task_run_name="promote or reject", **_step)
+def decide(plan: NightPlan, played: "Contest") -> NightOutcome:
+    """Promote the candidate, or keep the champion."""
+    return judging.decide(object_store.default_store(), plan, played)
+
+
+@task(name="report", task_run_name="report {outcome.end.value}", **_step)
+def report(outcome: NightOutcome, config: RunConfig) -> None:
+    """Show the night in Prefect and MLflow, and write the page of all nights. What fails is logged:
+    the outcome stands.
+    """
+    reporting.report(object_store.default_store(), outcome, config)
+
+
+@task(name="notify", task_run_name="notify {block}", cache_policy=NO_CACHE, persist_result=False)
+async def notify(outcome: NightOutcome, block: str) -> None:
+    """Send the outcome to a notification block of Prefect; an error is logged."""
+    await reporting.notify(outcome, block)
