@@ -66,9 +66,10 @@ DEPLOYMENTS = (
     Deployment(
         flow="astraflow",
         name="nightly",
-        entrypoint=_SUPERVISOR,
+        entrypoint="flows/run_recurring.py:recurring",
         pool="control",
-        description="Trains both policies every night; its schedule is off at first.",
+        description="Trains every night from the champion, and promotes what is better. Its "
+        "schedule is off at first.",
         parameters={"recipe": "multi_policy_tiny"},
         cron="0 2 * * *",
     ),

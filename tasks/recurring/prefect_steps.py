@@ -11,8 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task
 
-from data_ops.prompts.window import EmptyWindowError
-from storage.errors import TransientError
+from storage.errors import EmptyWindowError, TransientError
 from storage.records.nights import NightEnd, NightOutcome, NightPlan
 from storage.run import runs
 from storage.store import object_store
