@@ -12,6 +12,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 from typer.core import TyperGroup
 
+from deployments.cli.nights_commands import nights
 from deployments.cli.promotion_commands import promote, promotions, rollback
 from deployments.cli.run_commands import export, gc, report, runs, status, tag, verify, weights
 from deployments.cli.stack_commands import cancel, continue_, deploy, doctor, down, run, up, worker
@@ -35,7 +36,7 @@ _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(up, down, deploy, worker, run, continue_, cancel),
     *(status, runs, verify, report, export, weights, tag, gc),
-    *(promote, rollback, promotions),
+    *(promote, rollback, promotions, nights),
     doctor,
 )
 """In the order of `--help`."""

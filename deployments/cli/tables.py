@@ -24,6 +24,7 @@ from tasks.monitoring.status_schema import continues
 from tasks.monitoring.weights_table import Version
 from tasks.promotion.decision_log import Standing
 from tasks.terminal_text import one_line
+from tasks.recurring.history import History
 
 VIOLATIONS_SHOWN_MAX = 50
 ID_WHOLE_MAX = 40
@@ -231,6 +232,50 @@ def promotions_json(logs: Sequence[tuple[Standing, PromotionLog]]) -> list[dict[
             del fields["write_id"]
             listed.append({**fields, "is": _roles(standing, decision)})
     return listed
+
+
+def nights_table(listed: Sequence[History]) -> Table:
+    """Return the output of `astraflow nights`."""
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for header in ("name", "night", "end", "champion", "candidate", "gain", "decision", "reason"):
+        table.add_column(
+            header,
+            justify="right" if header in ("champion", "candidate", "gain", "decision") else "left",
+            no_wrap=header != "reason",
+            overflow="fold",
+        )
+    for history in listed:
+        for row in history.nights:
+            gain = row.gain_row
+            numbers = ["–"] * 3
+            if gain is not None:
+                numbers = [f"{gain.champion:.1%}", f"{gain.candidate:.1%}", f"{gain.gain:+.1%}"]
+            table.add_row(
+                history.name,
+                row.night,
+                row.state,
+                *numbers,
+                str(row.decision.number) if row.decision else "–",
+                row.outcome.reason if row.outcome else "",
+            )
+    return table
+
+
+def nights_json(listed: Sequence[History]) -> list[dict[str, Any]]:
+    """Return the output of `astraflow nights --json` (docs/schemas.md)."""
+    return [
+        {
+            "name": history.name,
+            "night": row.night,
+            "end": row.state,
+            "reason": row.outcome.reason if row.outcome else "",
+            "run": row.plan.run_id if row.plan else None,
+            "began_with": row.plan.champion if row.plan else None,
+            "decision": row.decision.number if row.decision else None,
+        }
+        for history in listed
+        for row in history.nights
+    ]
 
 
 def _roles(standing: Standing, decision: PromotionDecision) -> list[str]:

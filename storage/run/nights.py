@@ -8,6 +8,7 @@ folder, tells which.
 """
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +18,6 @@ from storage.formats.json_objects import seal, unseal
 from storage.plain_names import RUN_ID
 from storage.records.nights import NightOutcome, NightPlan
 from storage.store.object_store import ObjectStore, read_twice
-from storage.store.ordered_map import ordered_map
 
 READ_THREADS = 16
 BYTES_MAX = 1_000_000
@@ -85,8 +85,9 @@ def read_all(store: ObjectStore, name: str) -> Nights:
             return str(error)
 
     readable: list[Night] = []
-    read = ordered_map(read_one, ids, threads=READ_THREADS, budget=2 * READ_THREADS)
-    for night, result in zip(ids, read, strict=True):
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        results = list(pool.map(read_one, ids))
+    for night, result in zip(ids, results, strict=True):
         if isinstance(result, Night):
             readable.append(result)
         else:

@@ -1,6 +1,6 @@
 """The last part of a night: candidate against champion, and the decision.
 
-    run ──contest──▶ verdict ──decide──▶ decision in the promotion log ──▶ outcome of the night
+run ──contest──▶ verdict ──decide──▶ decision in the promotion log ──▶ outcome of the night
 """
 
 from storage import layout
@@ -35,9 +35,7 @@ def decide(store: ObjectStore, plan: NightPlan, contest: Contest) -> NightOutcom
     )
     how = NightEnd.PROMOTED if contest.verdict.passed else NightEnd.REJECTED
     number = settled.decision.number
-    return planning.end(
-        store, plan.name, plan.night, how, contest.verdict.reason, number
-    )
+    return planning.end(store, plan.name, plan.night, how, contest.verdict.reason, number)
 
 
 def is_completed(store: ObjectStore, plan: NightPlan) -> bool:

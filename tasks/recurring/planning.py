@@ -11,11 +11,11 @@ used by the next one.
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
+from storage.errors import ConfigError, ConflictError, CorruptError
 from storage.formats.json_values import storable_text
 from storage.plain_names import new_write_id
 from storage.records.control import Stop
@@ -194,7 +194,7 @@ def _planned(
 
 
 def _readable(store: ObjectStore, name: str) -> tuple[Night, ...]:
-    """Return all nights; CorruptError where one cannot be read, since its data may be used twice."""
+    """Return all nights; CorruptError where one is unreadable: its data could be used twice."""
     stored = nights.read_all(store, name)
     if stored.unreadable:
         night, why = next(iter(stored.unreadable.items()))

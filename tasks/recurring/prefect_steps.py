@@ -42,9 +42,7 @@ _step = {
 
 
 @task(name="resolve champion", task_run_name="resolve the champion of {name}", **_step)
-def resolve_champion(
-    name: str, night: str, schedule: Schedule
-) -> NightPlan | NightOutcome:
+def resolve_champion(name: str, night: str, schedule: Schedule) -> NightPlan | NightOutcome:
     """Return what the night does; its outcome where it is over, or skipped."""
     return planning.begin(object_store.default_store(), name, night, schedule)
 
@@ -63,8 +61,7 @@ def freeze_data(
     try:
         supervisor.create(store, plan.run_id, loader.load(recipe, assigned), deployment)
     except EmptyWindowError as error:
-        return planning.end(
-            store, plan.name, plan.night, NightEnd.SKIPPED, str(error))
+        return planning.end(store, plan.name, plan.night, NightEnd.SKIPPED, str(error))
     return assigned
 
 

@@ -38,7 +38,10 @@ def report(store: ObjectStore, outcome: NightOutcome, config: RunConfig) -> None
     """Show the night's outcome everywhere. What fails is logged, and the rest is done."""
     stored = history.read(store, outcome.name)
     page = nights_page.render(stored)
-    _attempt("the page of all nights", lambda: store.put(layout.nights_report(outcome.name), page.encode()))
+    _attempt(
+        "the page of all nights",
+        lambda: store.put(layout.nights_report(outcome.name), page.encode()),
+    )
     _attempt("Prefect's table of nights", lambda: _to_prefect(store, stored, outcome))
     uri = tracking_uri() if config.tracking.enabled else None
     if uri is not None:

@@ -1,15 +1,16 @@
 """The recipe of a night's run: the recurring recipe, with what differs from night to night.
 
-    seed               the recipe's and the night's number: the same seed would sample the same again
-    policies.*.model   the champion's versions
-    data.prompts       a data window: from the last judged night's end to this night's due time
-    data.start         other prompts: behind the last ones of the last judged night
+seed               the recipe's and the night's number: the same seed would sample the same again
+policies.*.model   the champion's versions
+data.prompts       a data window: from the last judged night's end to this night's due time
+data.start         other prompts: behind the last ones of the last judged night
 """
 
 from datetime import UTC, datetime
 from typing import Any
 
 from data_ops.prompts.window import WindowPrompts
+
 from storage.errors import ConfigError
 from storage.records.nights import NightPlan
 from storage.run import runs

@@ -99,9 +99,7 @@ def _figures(judged: Sequence[NightRow]) -> list[Figure]:
             "Accuracy",
             "Champion and candidate of each judged night, on the same problems with the same "
             "seeds. A champion is played again only against other problems.",
-            plots.line_chart(
-                accuracies, x_label="judged night", y_label="accuracy", percent=True
-            ),
+            plots.line_chart(accuracies, x_label="judged night", y_label="accuracy", percent=True),
         ),
         Figure(
             "Gain",

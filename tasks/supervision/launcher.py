@@ -180,7 +180,7 @@ async def introduce(name: str, tag: str) -> None:
             tags = {*(await client.read_flow_run(flow_run_id)).tags, tag}
             await client.update_flow_run(flow_run_id, name=name, tags=tags)
     except _UNANSWERED as error:
-        log.warning("could not name this flow run %s: %s", run_id, error)
+        log.warning("could not name this flow run %s: %s", name, error)
 
 
 async def rival(run_id: str) -> str | None:
