@@ -31,6 +31,7 @@ Say = Callable[[str], None]
 DEPLOYMENT_MAX = 200
 FLOW = "astraflow"
 """The flow of a deployment that is written without a flow's name."""
+NIGHTLY = "astraflow/nightly"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +69,17 @@ def prepare(
     shipped_recipes = {
         f"{shipped.flow}/{shipped.name}": shipped.parameters.get("recipe")
         for shipped in deployments.DEPLOYMENTS
-        if shipped.flow == FLOW
+        if shipped.entrypoint == deployments.SUPERVISOR
     }
-    if full != deployment and full not in shipped_recipes:
+    if full not in (deployment, NIGHTLY) and full not in shipped_recipes:
         names = ", ".join(name.removeprefix(f"{FLOW}/") for name in shipped_recipes)
         raise ConfigError(
             f"there is no deployment {deployment}; name {names}, or your own as FLOW/DEPLOYMENT"
+        )
+    if full == NIGHTLY:
+        raise ConfigError(
+            f"{NIGHTLY} begins a night of recurring training, not a run; start it with `prefect "
+            f"deployment run {NIGHTLY}`"
         )
     overrides = parse_assignments(assignments)
     source = shipped_recipes.get(full) if recipe is None else recipe

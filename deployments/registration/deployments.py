@@ -44,13 +44,13 @@ class Deployment:
     cron_active: bool = False
 
 
-_SUPERVISOR = "flows/run_supervisor.py:astraflow"
+SUPERVISOR = "flows/run_supervisor.py:astraflow"
 
 DEPLOYMENTS = (
     Deployment(
         flow="astraflow",
         name="multi-policy",
-        entrypoint=_SUPERVISOR,
+        entrypoint=SUPERVISOR,
         pool="control",
         description="Trains a solver and a verifier together, in two regions, on this machine.",
         parameters={"recipe": "multi_policy_tiny"},
@@ -58,7 +58,7 @@ DEPLOYMENTS = (
     Deployment(
         flow="astraflow",
         name="single-policy",
-        entrypoint=_SUPERVISOR,
+        entrypoint=SUPERVISOR,
         pool="control",
         description="Trains the solver alone.",
         parameters={"recipe": "single_policy_tiny"},
