@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.terminal import AsJson, say, show, store, warn
+from deployments.cli.terminal import AsJson, say, show, store, warn, write_text
 
 
 def nights(
