@@ -18,7 +18,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from storage import layout
 from storage.coordination.heartbeat_writer import HeartbeatWriter
-from storage.errors import ConfigError, CorruptError
+from storage.errors import ConfigError, ConflictError, CorruptError
 from storage.records.nights import NightEnd, NightOutcome, NightPlan
 from storage.store import object_store
 from tasks.recipes import loader
@@ -29,6 +29,9 @@ from tasks.services import store_credentials
 from tasks.supervision.launcher import introduce
 
 log = logging.getLogger(__name__)
+
+CONTESTS_MAX = 3
+"""Contests of a night, of which each may find another champion at its end."""
 
 Train = Callable[..., Awaitable[State[Any]]]
 """The flow of one training run."""
@@ -82,11 +85,24 @@ async def _train(plan: NightPlan, request: Request, train: Train) -> NightOutcom
                 )
             if (unfinished := judging.unfinished(store, plan)) is not None:
                 return unfinished
-            played = await prefect_steps.play(plan, trained)
-            return prefect_steps.decide(plan, played)
+            return await _judge(plan, trained)
         except (ConfigError, CorruptError) as error:
             log.error("night %s of %s: %s", plan.night, plan.name, error)
             return planning.end(store, plan.name, plan.night, NightEnd.FAILED, str(error))
+
+
+async def _judge(plan: NightPlan, trained: State[Any] | None) -> NightOutcome:
+    """Play and decide; again where a person changed the champion meanwhile."""
+    for _ in range(CONTESTS_MAX):
+        played = await prefect_steps.play(plan, trained)
+        try:
+            return prefect_steps.decide(plan, played)
+        except ConflictError as error:
+            log.warning("%s", error)
+    raise ConfigError(
+        f"the champion of {plan.name} changed during each of {CONTESTS_MAX} contests; decide "
+        f"yourself: `astraflow promote {plan.run_id} --gate`"
+    )
 
 
 def _deployment() -> str:
