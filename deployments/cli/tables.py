@@ -23,8 +23,8 @@ from tasks.monitoring.status import RunSummary, Status
 from tasks.monitoring.status_schema import continues
 from tasks.monitoring.weights_table import Version
 from tasks.promotion.decision_log import Standing
-from tasks.terminal_text import one_line
 from tasks.recurring.history import History
+from tasks.terminal_text import one_line
 
 VIOLATIONS_SHOWN_MAX = 50
 ID_WHOLE_MAX = 40

@@ -6,15 +6,34 @@ run ──contest──▶ verdict ──decide──▶ decision in the promoti
 from storage import layout
 from storage.errors import ConfigError
 from storage.records.nights import NightEnd, NightOutcome, NightPlan
-from storage.run import nights, runs
+from storage.run import evaluations, nights, runs
 from storage.store.object_store import ObjectStore
-from tasks.promotion import promotion
+from tasks.promotion import candidates, promotion
 from tasks.promotion.contest import Contest
+from tasks.recipes.run_config import RunConfig
 from tasks.recurring import planning
 
 BY = "night {night}"
 UNFINISHED = ("cancelled", "failed")
 """States of a run whose versions are not judged."""
+
+
+def trained_versions(run: ObjectStore, config: RunConfig) -> tuple[str, ...]:
+    """Return the best evaluated version of each policy after version 0, as `contest` takes them.
+
+    Version 0 is the champion itself, which a night must beat. Raises ConfigError where no later
+    version was evaluated.
+    """
+    assert config.evaluation is not None, "a gate needs an evaluation"
+    policies = list(config.policies)
+    trained = [each for each in evaluations.read_all(run).readable if any(each.versions.values())]
+    best = candidates.best_versions(trained, policies, config.evaluation.dataset)
+    if best is None:
+        raise ConfigError(
+            f"no version of {runs.run_id(run)} after version 0 was evaluated on "
+            f"{config.evaluation.dataset!r}; lower evaluation.every, or train for more steps"
+        )
+    return tuple(f"{policy}@{version}" for policy, version in best.items())
 
 
 def decide(store: ObjectStore, plan: NightPlan, contest: Contest) -> NightOutcome:

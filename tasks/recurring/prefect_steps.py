@@ -32,7 +32,7 @@ def _is_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool
     return isinstance(state.result(raise_on_failure=False), TransientError)
 
 
-_step = {
+_step: dict[str, Any] = {
     "cache_policy": NO_CACHE,
     "persist_result": False,
     "retries": RETRIES,
@@ -75,8 +75,10 @@ async def play(plan: NightPlan, trained: State[Any] | None) -> "Contest":
     from tasks.recipes.stored_config import read_config
 
     store = object_store.default_store()
-    config = read_config(runs.open_run(store, plan.run_id))
-    return await asyncio.to_thread(contest, store, plan.name, plan.run_id, config)
+    run = runs.open_run(store, plan.run_id)
+    config = read_config(run)
+    versions = judging.trained_versions(run, config)
+    return await asyncio.to_thread(contest, store, plan.name, plan.run_id, config, versions)
 
 
 @task(name="gate", task_run_name="promote or reject", **_step)

@@ -54,7 +54,7 @@ async def notify(outcome: NightOutcome, block: str) -> None:
     from prefect.blocks.core import Block
 
     try:
-        loaded = await Block.aload(block)
+        loaded: object = await Block.aload(block)
         if not isinstance(loaded, NotificationBlock):
             raise TypeError(f"{block} is a {type(loaded).__name__}, not a notification block")
         title = f"{outcome.name}, night {outcome.night}: {outcome.end.value}"

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from data_ops.prompts.window import WindowPrompts
-
 from storage.errors import ConfigError
 from storage.records.nights import NightPlan
 from storage.run import runs

@@ -328,13 +328,27 @@ class Supervisor:
 def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -> ObjectStore:
     """Open the run, or create it; resume a run that was stopped before.
 
+    Raises ConfigError for a run that is completed, and what `create` raises.
+    """
+    run = create(store, run_id, config, deployment)
+    resolved = config.model_dump(mode="json")
+    stop = runs.check_restart(store, run_id, resolved, stored_config.comparable)
+    if stop is not None:
+        log.info("taking up run %s, which was %s", run_id, stop.state)
+        runs.clear_stop(run)
+    return run
+
+
+def create(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -> ObjectStore:
+    """Open the run, or create it.
+
     A new run gets the numbers of the versions of other runs that it begins with, and the rows of
     its data windows. For a run that exists neither is looked up.
 
     Raises:
         EmptyWindowError: a data window has no row; nothing was stored.
-        ConfigError: the run exists with another configuration, or is completed; a version that it
-            begins with does not exist; the files of a data window cannot be used.
+        ConfigError: the run exists with another configuration; a version that it begins with does
+            not exist; the files of a data window cannot be used.
     """
     resolved = config.model_dump(mode="json")
     models = {policy: spec.model for policy, spec in config.policies.items()}
@@ -342,7 +356,7 @@ def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -
     exists = new.exists(layout.RUN)
     origins = {} if exists else resolve(store, models)
     windows = {} if exists else prompt_windows.freeze(new, config)
-    run = runs.create_run(
+    return runs.create_run(
         store,
         run_id,
         resolved,
@@ -351,8 +365,3 @@ def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -
         origins=origins,
         windows=windows,
     )
-    stop = runs.check_restart(store, run_id, resolved, stored_config.comparable)
-    if stop is not None:
-        log.info("taking up run %s, which was %s", run_id, stop.state)
-        runs.clear_stop(run)
-    return run
