@@ -67,7 +67,7 @@ async def recurring(
     """
     try:
         return await night.run(
-            night.Request(
+            night.NightRequest(
                 recipe=recipe,
                 overrides=overrides or {},
                 name=name,

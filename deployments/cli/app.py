@@ -12,8 +12,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from deployments.cli.nights_commands import nights
-from deployments.cli.promotion_commands import promote, promotions, rollback
+from deployments.cli.promotion_commands import nights, promote, promotions, rollback
 from deployments.cli.run_commands import export, gc, report, runs, status, tag, verify, weights
 from deployments.cli.stack_commands import cancel, continue_, deploy, doctor, down, run, up, worker
 from deployments.cli.terminal import EXIT_FAILED

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from deployments.cli import live_view
 from deployments.cli.doctor.machine import Check
+from storage.promotion.promotions import PromotionLog
 from storage.records.promotions import GateVerdict, PromotionDecision, Requirement
-from storage.run.promotions import PromotionLog
 from storage.verify.verify import Verdict
 from storage.weights.tags import Tag
 from tasks import sizes
@@ -23,7 +23,7 @@ from tasks.monitoring.status import RunSummary, Status
 from tasks.monitoring.status_schema import continues
 from tasks.monitoring.weights_table import Version
 from tasks.promotion.decision_log import Standing
-from tasks.recurring.history import History
+from tasks.recurring.history import NightHistory
 from tasks.terminal_text import one_line
 
 VIOLATIONS_SHOWN_MAX = 50
@@ -234,7 +234,7 @@ def promotions_json(logs: Sequence[tuple[Standing, PromotionLog]]) -> list[dict[
     return listed
 
 
-def nights_table(listed: Sequence[History]) -> Table:
+def nights_table(listed: Sequence[NightHistory]) -> Table:
     """Return the output of `astraflow nights`."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for header in ("name", "night", "end", "champion", "candidate", "gain", "decision", "reason"):
@@ -261,7 +261,7 @@ def nights_table(listed: Sequence[History]) -> Table:
     return table
 
 
-def nights_json(listed: Sequence[History]) -> list[dict[str, Any]]:
+def nights_json(listed: Sequence[NightHistory]) -> list[dict[str, Any]]:
     """Return the output of `astraflow nights --json` (docs/schemas.md)."""
     return [
         {

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from storage.errors import ConfigError
+from storage.promotion import promotions
 from storage.records.promotions import GateVerdict, PromotionDecision, Team
-from storage.run import promotions, runs
+from storage.run import runs
 from storage.store.object_store import ObjectStore
-from tasks.promotion import candidates, decision_log, kept_versions
+from tasks.promotion import candidates, decision_log, gate_checks, kept_versions
 from tasks.promotion.candidates import Candidate
 from tasks.promotion.contest_inputs import gate_settings
 from tasks.promotion.gate.judgement import judge
 from tasks.promotion.gate.outcomes import PairedOutcomes
 from tasks.promotion.paired_play import OnProgress, paired_outcomes
-from tasks.recipes import gate_checks
 from tasks.recipes.run_config import RunConfig
 
 BASE_MODEL = "0"

@@ -15,11 +15,11 @@ from data_ops.prompts.frozen import stream_of
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.formats import json_values
 from storage.plain_names import TENSOR_SUFFIX, quoted, without_write_id
+from storage.promotion.outcomes import EPISODES_MAX, PlayConditions, digest_of
 from storage.records.promotions import Team, TeamVersion
 from storage.records.rollouts import Prompt
 from storage.records.weights import Manifest
 from storage.run import runs
-from storage.run.outcomes import EPISODES_MAX, PlayConditions, digest_of
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
 from tasks import held_out_play

@@ -15,9 +15,9 @@ from storage import layout
 from storage.errors import ConfigError, ConflictError
 from storage.formats.json_values import storable_text
 from storage.plain_names import new_write_id
+from storage.promotion import promotions
+from storage.promotion.promotions import PromotionLog
 from storage.records.promotions import DecisionKind, PromotionDecision
-from storage.run import promotions
-from storage.run.promotions import PromotionLog
 from storage.store.object_store import ObjectStore
 
 REASON_MAX, BY_MAX = 5_000, 200

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 
 from storage import layout
 from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundError
+from storage.promotion.promotions import PromotionLog
 from storage.records.promotions import PromotionDecision, Team, TeamVersion
 from storage.run import runs
-from storage.run.promotions import PromotionLog
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, tags
 from tasks.promotion.decision_log import Standing

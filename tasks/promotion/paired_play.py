@@ -23,10 +23,10 @@ from rollout.service.episode_runner import run_prompts
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.machine.gpu_locks import held_gpus
+from storage.promotion import outcomes
+from storage.promotion.outcomes import PlayConditions, TeamOutcomes
 from storage.records.promotions import Team
 from storage.records.rollouts import Episode, FailureKind, Group, Prompt
-from storage.run import outcomes
-from storage.run.outcomes import PlayConditions, TeamOutcomes
 from storage.store.object_store import ObjectStore
 from tasks import held_out_play
 from tasks.held_out_play import Versions

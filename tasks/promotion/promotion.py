@@ -14,9 +14,9 @@ from functools import partial
 
 from storage import layout
 from storage.errors import AstraFlowError, ConfigError, ConflictError
+from storage.promotion import promotions
+from storage.promotion.promotions import PromotionLog
 from storage.records.promotions import DecisionKind, GateVerdict, PromotionDecision, Team
-from storage.run import promotions
-from storage.run.promotions import PromotionLog
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.mlflow_sync import tracking_uri
 from tasks.promotion import aliases, announcements, decision_log, kept_versions

@@ -19,7 +19,8 @@ from storage.run import orders
 from storage.store.object_store import open_store
 from tasks.base_models.config import CustomModel, FolderModel
 from tasks.base_models.folders import refuse_links
-from tasks.recipes import gate_checks, placement, prices, prompt_checks, schema
+from tasks.promotion import gate_checks
+from tasks.recipes import placement, prices, prompt_checks, schema
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.source import KeyPath
 from trainer.losses.corrections import CustomCorrection

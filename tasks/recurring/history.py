@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from storage.promotion import nights, promotions
 from storage.records.nights import NightOutcome, NightPlan
 from storage.records.promotions import GateRow, PromotionDecision, Requirement
-from storage.run import nights, promotions
 from storage.store.object_store import ObjectStore
 from tasks.promotion import decision_log
 from tasks.promotion.decision_log import Standing
@@ -40,7 +40,7 @@ class RoleChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class History:
+class NightHistory:
     """Everything that is stored of a recurring training."""
 
     name: str
@@ -53,7 +53,7 @@ class History:
     """Night, or number of a decision → why it cannot be read."""
 
 
-def read(store: ObjectStore, name: str) -> History:
+def read(store: ObjectStore, name: str) -> NightHistory:
     """Read the nights and the promotion log of a name.
 
     Raises ConfigError for an invalid name, and for folders that cannot be listed.
@@ -76,7 +76,7 @@ def read(store: ObjectStore, name: str) -> History:
         changes.append(RoleChange(decision=decision, roles=roles))
     unreadable = {f"night {night}": why for night, why in stored.unreadable.items()}
     unreadable |= {f"decision {number}": why for number, why in log.unreadable.items()}
-    return History(
+    return NightHistory(
         name=name,
         nights=rows,
         changes=tuple(changes),

@@ -5,8 +5,9 @@ run ──contest──▶ verdict ──decide──▶ decision in the promoti
 
 from storage import layout
 from storage.errors import ConfigError
+from storage.promotion import nights
 from storage.records.nights import NightEnd, NightOutcome, NightPlan
-from storage.run import evaluations, nights, runs
+from storage.run import evaluations, runs
 from storage.store.object_store import ObjectStore
 from tasks.promotion import candidates, promotion
 from tasks.promotion.contest import Contest

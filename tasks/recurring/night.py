@@ -38,7 +38,7 @@ Train = Callable[..., Awaitable[State[Any]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class NightRequest:
     """The parameters of the flow."""
 
     recipe: str
@@ -49,7 +49,7 @@ class Request:
     notify: str | None
 
 
-async def run(request: Request, train: Train) -> State[None]:
+async def run(request: NightRequest, train: Train) -> State[None]:
     """Run the night, or what is missing of it; return the final state of its flow run.
 
     Raises:
@@ -69,7 +69,7 @@ async def run(request: Request, train: Train) -> State[None]:
     return _final_state(outcome)
 
 
-async def _train(plan: NightPlan, request: Request, train: Train) -> NightOutcome:
+async def _train(plan: NightPlan, request: NightRequest, train: Train) -> NightOutcome:
     """Train, play and decide. An error that a person must mend is the night's outcome."""
     store = object_store.default_store()
     folder = store.sub(layout.night(plan.name, plan.night))

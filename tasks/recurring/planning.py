@@ -18,10 +18,11 @@ from storage.coordination import heartbeats
 from storage.errors import ConfigError, ConflictError, CorruptError
 from storage.formats.json_values import storable_text
 from storage.plain_names import new_write_id
+from storage.promotion import nights, promotions
+from storage.promotion.nights import Night
 from storage.records.control import Stop
 from storage.records.nights import JUDGED, NightEnd, NightOutcome, NightPlan
-from storage.run import nights, promotions, runs
-from storage.run.nights import Night
+from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.promotion import decision_log
 from tasks.recurring.due_time import due_s

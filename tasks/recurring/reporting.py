@@ -21,7 +21,7 @@ from tasks.monitoring.mlflow_client import PARENT, Board, Point
 from tasks.monitoring.mlflow_sync import tracking_uri
 from tasks.recipes.run_config import RunConfig
 from tasks.recurring import history
-from tasks.recurring.history import History, NightRow
+from tasks.recurring.history import NightHistory, NightRow
 from tasks.reports import nights_page
 from tasks.reports.nights_page import percent, points
 from tasks.terminal_text import markdown as escaped
@@ -65,7 +65,7 @@ async def notify(outcome: NightOutcome, block: str) -> None:
         log.error("the outcome was not sent to %s: %s: %s", block, type(error).__name__, error)
 
 
-def table(stored: History) -> str:
+def table(stored: NightHistory) -> str:
     """Return the newest nights as a Markdown table."""
     lines = [
         "| night | end | champion | candidate | gain | at least | decision | reason |",
@@ -74,7 +74,7 @@ def table(stored: History) -> str:
     return "\n".join(lines + [_line(row) for row in reversed(stored.nights[-SHOWN_MAX:])])
 
 
-def to_mlflow(stored: History, page: str, config: RunConfig, uri: str) -> None:
+def to_mlflow(stored: NightHistory, page: str, config: RunConfig, uri: str) -> None:
     """Log the gate's numbers of each judged night, step n for night n, and the page.
 
     Raises MlflowError when MLflow does not answer.
@@ -115,7 +115,7 @@ def _mlflow_name(dataset: str) -> str:
     return re.sub(r"[^\w .-]", "_", dataset)
 
 
-def _to_prefect(store: ObjectStore, stored: History, outcome: NightOutcome) -> None:
+def _to_prefect(store: ObjectStore, stored: NightHistory, outcome: NightOutcome) -> None:
     from prefect.artifacts import create_markdown_artifact
     from prefect.events import emit_event
 

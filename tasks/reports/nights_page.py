@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 from storage.records.nights import NightEnd
-from tasks.recurring.history import History, NightRow
+from tasks.recurring.history import NightHistory, NightRow
 from tasks.reports import plots
 from tasks.reports.figures import Figure
 from tasks.reports.page import Card
@@ -15,7 +15,7 @@ from tasks.reports.templates import clock_time, template
 CHAMPION_COLOR, CANDIDATE_COLOR = 7, 0
 
 
-def render(history: History) -> str:
+def render(history: NightHistory) -> str:
     """Return the page as HTML."""
     judged = [row for row in history.nights if row.gain_row is not None]
     page: str = template("nights.html.j2").render(
@@ -43,7 +43,7 @@ def points(share: float) -> str:
     return "" if math.isnan(share) else f"{100 * share:+.1f}"
 
 
-def _cards(history: History, judged: Sequence[NightRow]) -> list[Card]:
+def _cards(history: NightHistory, judged: Sequence[NightRow]) -> list[Card]:
     ends = [row.outcome.end for row in history.nights if row.outcome]
     champion = history.standing.champion
     others = len(ends) - ends.count(NightEnd.PROMOTED) - ends.count(NightEnd.REJECTED)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from storage.promotion.outcomes import PlayConditions, TeamOutcomes
 from storage.records.promotions import (
     DecisionKind,
     GateRow,
@@ -15,7 +16,6 @@ from storage.records.promotions import (
 )
 from storage.run import evaluations, runs
 from storage.run.evaluations import Evaluation
-from storage.run.outcomes import PlayConditions, TeamOutcomes
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
 from tasks.recipes.loader import load

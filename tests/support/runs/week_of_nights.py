@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from storage.promotion import nights, promotions
 from storage.records.nights import NightEnd, NightOutcome, NightPlan
 from storage.records.promotions import DecisionKind, GateVerdict, Requirement, TeamVersion
-from storage.run import nights, promotions
 from storage.store.object_store import ObjectStore
 from tasks.recurring.due_time import due_s
 from tests.support.runs.promotable import ROW, gate_decision

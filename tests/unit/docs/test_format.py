@@ -21,19 +21,11 @@ import xxhash
 from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
+from storage.promotion import outcomes, promotions
 from storage.records.control import BudgetKind, CountedLife, Stop, Usage
 from storage.records.progress import TrainerProgress
 from storage.records.rollouts import Prompt
-from storage.run import (
-    base_models,
-    checkpoints,
-    evaluations,
-    outcomes,
-    promotions,
-    quarantine,
-    shards,
-    usage,
-)
+from storage.run import base_models, checkpoints, evaluations, quarantine, shards, usage
 from storage.run.checkpoints import CheckpointState
 from storage.run.runs import read_stop, request_stop
 from storage.store.object_store import ObjectStore, open_store
@@ -43,6 +35,7 @@ from tests.support.runs.builders import tensors
 from tests.support.runs.frozen_windows import frozen_window
 from tests.support.runs.promotable import CONDITIONS, PLAYED, gate_decision
 from tests.support.runs.true_run import MAX_STALENESS, POLICIES, STEPS, finished_run
+from tests.support.runs.week_of_nights import write_week
 from tests.support.stores.stranger import (
     OVERWRITTEN,
     WRITE_ID,
@@ -98,6 +91,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     run.put(layout.REPORT, b"<html>")
     promotions.create(store, gate_decision(1))
+    write_week(store)
     outcomes.create(store, "tiny-1.7b", PLAYED)
     return folder
 
@@ -466,6 +460,7 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
     named |= {
         "write_id": "WRITE_ID",
         "name": "NAME",
+        "night_id": "20260102-0200",
         "run_id": "tiny-1",
         "build_digest": "8c1f",
         "digest": "9f86",
@@ -501,6 +496,11 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         layout.tag: [layout.tag("best")],
         layout.promotion: [layout.promotion("NAME", 7)],
         layout.promotions: [],
+        layout.nights: [],
+        layout.night: [],
+        layout.nights_report: [layout.nights_report("NAME")],
+        layout.night_plan: [layout.night_plan("NAME", "20260102-0200")],
+        layout.night_outcome: [layout.night_outcome("NAME", "20260102-0200")],
         layout.outcomes: [layout.outcomes("NAME", "9f86")],
         layout.numbers: [],
         layout.merged_deltas: [],
@@ -575,6 +575,8 @@ OBJECTS = {
     "heartbeats/{kind}/{id}.json": "heartbeats/trainer/trainer-solver.json",
     "quarantine/{key}.json": "quarantine/shards/00000099.arrow.json",
     "promotions/{name}/{n:08d}.json": "../../promotions/tiny-1.7b/00000001.json",
+    "nights/{name}/{night_id}/plan.json": "../../nights/tiny/20260101-0200/plan.json",
+    "nights/{name}/{night_id}/outcome.json": "../../nights/tiny/20260101-0200/outcome.json",
     "promotions/{name}/outcomes/{digest}.arrow": f"../../{outcomes.key('tiny-1.7b', CONDITIONS)}",
 }
 """Section of the page → an object of the run that it describes."""
@@ -655,7 +657,7 @@ def test_the_examples_of_the_page_have_correct_checksums() -> None:
         json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
     ]
     told = [example for example in examples if "checksum" in example]
-    assert len(told) == 9
+    assert len(told) == 11
     for example in told:
         zeroed = json.dumps({**example, "checksum": "0" * 32}, separators=(",", ":")).encode()
         assert xxhash.xxh3_128_hexdigest(zeroed) == example["checksum"]

@@ -5,9 +5,10 @@ import pytest
 from storage import plain_names
 from storage.coordination import heartbeats
 from storage.formats import arrow_sizes, json_objects, safetensors, tensor_set
+from storage.promotion import outcomes, promotions
 from storage.records import numbers, weights
 from storage.records import promotions as promotion_records
-from storage.run import orders, outcomes, promotions, prompt_windows, runs, usage
+from storage.run import orders, prompt_windows, runs, usage
 from storage.store import backend, s3
 from storage.weights import delta_applier
 from storage.weights.codec import delta_blocks, delta_numpy

@@ -55,7 +55,7 @@ def test_an_error_in_a_recipe_file_names_file_and_line(tmp_path: Path) -> None:
 def test_an_unknown_deployment_is_refused_with_a_list_of_deployments() -> None:
     with pytest.raises(
         ConfigError,
-        match="there is no deployment nope; name multi-policy, single-policy, nightly, or your own",
+        match="there is no deployment nope; name multi-policy, single-policy, or your own",
     ):
         run_launcher.prepare("nope", None, [], None)
 
@@ -249,3 +249,8 @@ def test_a_slow_check_reports_its_progress_every_few_seconds(
         now_s[0] = float(second)
         tell("shards", second / 12)
     assert messages == ["  verifying shards 42%", "  verifying shards 83%"]
+
+
+def test_the_nightly_deployment_starts_no_run() -> None:
+    with pytest.raises(ConfigError, match="prefect deployment run astraflow/nightly"):
+        run_launcher.prepare("nightly", None, [], None)

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from deployments.cli import tables
+from storage.promotion.promotions import PromotionLog
 from storage.records.control import RunEnd
 from storage.records.numbers import TIME_MAX_S
 from storage.records.promotions import (
@@ -18,7 +19,6 @@ from storage.records.promotions import (
     Requirement,
     TeamVersion,
 )
-from storage.run.promotions import PromotionLog
 from storage.verify.ledger import LedgerCounts
 from storage.verify.verify import Verdict
 from storage.verify.violations import Invariant, Violation

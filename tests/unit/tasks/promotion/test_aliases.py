@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from storage.promotion import promotions
 from storage.records.promotions import DecisionKind, PromotionDecision
-from storage.run import promotions
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
 from tasks.monitoring.mlflow_client import Board, MlflowError

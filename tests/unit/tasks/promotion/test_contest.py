@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from storage.errors import ConfigError
+from storage.promotion import promotions
 from storage.records.promotions import DecisionKind
-from storage.run import promotions
 from storage.store.object_store import ObjectStore
 from storage.weights import tags
 from tasks.promotion import promotion

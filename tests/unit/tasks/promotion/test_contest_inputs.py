@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from storage.errors import ConfigError
+from storage.promotion import outcomes
 from storage.records.promotions import Team
 from storage.records.rollouts import Prompt
-from storage.run import outcomes, runs
+from storage.run import runs
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
 from tasks.promotion import contest_inputs

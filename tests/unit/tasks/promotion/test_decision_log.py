@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from storage.errors import ConfigError, ConflictError
+from storage.promotion import promotions
+from storage.promotion.promotions import PromotionLog
 from storage.records.promotions import DecisionKind, PromotionDecision, TeamVersion
-from storage.run import promotions
-from storage.run.promotions import PromotionLog
 from storage.store.object_store import ObjectStore
 from tasks.promotion import decision_log
 from tasks.promotion.decision_log import Standing, add, fold, require_known

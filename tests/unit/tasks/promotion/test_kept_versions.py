@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from storage.errors import ConfigError, TransientError
+from storage.promotion import promotions
+from storage.promotion.promotions import PromotionLog
 from storage.records.promotions import DecisionKind, PromotionDecision
-from storage.run import promotions
-from storage.run.promotions import PromotionLog
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher, retention, tags

@@ -12,7 +12,7 @@ from rollout.engines.engine import ContextFullError
 from storage import layout
 from storage.errors import ConfigError, CorruptError
 from storage.machine import gpu_locks
-from storage.run import outcomes
+from storage.promotion import outcomes
 from storage.store.object_store import ObjectStore
 from tasks.evaluation import EVALUATION_SEED
 from tasks.promotion import paired_play
@@ -144,7 +144,7 @@ def test_what_is_stored_is_not_played_again(memory_store: ObjectStore, run: Obje
 def test_the_decisions_of_the_log_are_listed_as_if_there_were_no_outcomes(
     memory_store: ObjectStore, run: ObjectStore
 ) -> None:
-    from storage.run import promotions
+    from storage.promotion import promotions
 
     paired_outcomes(memory_store, LOG, team_of(run, 1), team_of(run, 2), contest_config())
     log = promotions.read_log(memory_store, LOG)

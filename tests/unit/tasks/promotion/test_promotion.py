@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from storage.errors import ConfigError, ConflictError
+from storage.promotion import promotions
 from storage.records.promotions import GateVerdict, PromotionDecision, TeamVersion
-from storage.run import promotions
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher, retention, tags
 from storage.weights.retention import Retention

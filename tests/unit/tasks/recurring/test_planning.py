@@ -8,10 +8,11 @@ import pytest
 from storage import layout
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError
+from storage.promotion import nights, promotions
 from storage.records.control import Stop
 from storage.records.nights import NightEnd, NightOutcome, NightPlan
 from storage.records.promotions import DecisionKind
-from storage.run import nights, promotions, runs
+from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.recurring import planning
 from tasks.recurring.due_time import due_s

@@ -9,7 +9,7 @@ from prefect.blocks.abstract import NotificationBlock
 from prefect.blocks.core import Block
 
 from storage import layout
-from storage.run import nights
+from storage.promotion import nights
 from storage.store.object_store import ObjectStore
 from tasks.recipes.loader import load
 from tasks.recurring import history, reporting

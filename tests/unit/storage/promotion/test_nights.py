@@ -7,10 +7,10 @@ import pytest
 
 from storage.errors import ConfigError, ConflictError, CorruptError
 from storage.formats.json_objects import seal
+from storage.promotion import nights
+from storage.promotion.nights import Night
 from storage.records.nights import NightEnd, NightOutcome, NightPlan
 from storage.records.promotions import TeamVersion
-from storage.run import nights
-from storage.run.nights import Night
 from storage.store.object_store import ObjectStore
 
 PLAN = NightPlan(

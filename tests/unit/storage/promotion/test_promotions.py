@@ -10,8 +10,8 @@ import pytest
 from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import seal
+from storage.promotion import promotions
 from storage.records.promotions import GateVerdict, PromotionDecision, TeamVersion
-from storage.run import promotions
 from storage.store.object_store import ObjectStore
 from tests.support.runs.promotable import ROW, gate_decision
 

@@ -9,8 +9,8 @@ import pytest
 
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats import arrow_files
-from storage.run import outcomes
-from storage.run.outcomes import digest_of
+from storage.promotion import outcomes
+from storage.promotion.outcomes import digest_of
 from storage.store.object_store import ObjectStore
 from tests.support.runs.promotable import CONDITIONS, PLAYED
 from tests.support.stores.damaging_store import damages_first_reads

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from storage import layout
 from storage.errors import ConfigError
-from storage.run.outcomes import EPISODES_MAX
+from storage.promotion.outcomes import EPISODES_MAX
 from tasks.promotion.gate.custom import CustomGateTest
 from tasks.promotion.gate.mcnemar import McNemar
 from tasks.promotion.gate.outcomes import POOLED

@@ -1,0 +1,1 @@
+"""Objects that runs share: the promotion log, outcomes of contests, nights."""
