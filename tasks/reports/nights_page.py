@@ -82,18 +82,19 @@ def _figures(judged: Sequence[NightRow]) -> list[Figure]:
     rows = [row.gain_row for row in judged if row.gain_row is not None]
     numbers = [float(index) for index in range(1, len(rows) + 1)]
     accuracies = [
-        Line(name="champion", xs=numbers, ys=[row.champion for row in rows], color=CHAMPION_COLOR),
-        Line(
-            name="candidate", xs=numbers, ys=[row.candidate for row in rows], color=CANDIDATE_COLOR
-        ),
+        Line(name=name, xs=numbers, ys=[getattr(row, name) for row in rows], color=color, dots=True)
+        for name, color in (("champion", CHAMPION_COLOR), ("candidate", CANDIDATE_COLOR))
     ]
-    gains = [
-        Line(name="gain", xs=numbers, ys=[row.gain for row in rows], color=CANDIDATE_COLOR),
-        Line(
-            name="at least", xs=numbers, ys=[row.low for row in rows], color=CANDIDATE_COLOR,
-            style="dashed",
-        ),
-    ]  # fmt: skip
+    gain = Line(
+        name="gain", xs=numbers, ys=[row.gain for row in rows], color=CANDIDATE_COLOR, dots=True
+    )
+    least = Line(
+        name="at least",
+        xs=numbers,
+        ys=[row.low for row in rows],
+        color=CANDIDATE_COLOR,
+        style="dashed",
+    )
     return [
         Figure(
             "Accuracy",
@@ -106,7 +107,11 @@ def _figures(judged: Sequence[NightRow]) -> list[Figure]:
             "Candidate minus champion, and its lower bound with the gate's confidence. A candidate "
             "is promoted where the bound is high enough.",
             plots.line_chart(
-                gains, x_label="judged night", y_label="gain", percent=True, limit=(0.0, "no gain")
+                [gain, least],
+                x_label="judged night",
+                y_label="gain",
+                percent=True,
+                limit=(0.0, "no gain"),
             ),
         ),
     ]
