@@ -56,13 +56,14 @@ async def notify(outcome: NightOutcome, block: str) -> None:
     try:
         loaded: object = await Block.aload(block)
         if not isinstance(loaded, NotificationBlock):
-            raise TypeError(f"{block} is a {type(loaded).__name__}, not a notification block")
+            log.error("%s is a %s, not a notification block", block, type(loaded).__name__)
+            return
         title = f"{outcome.name}, night {outcome.night}: {outcome.end.value}"
         sent = loaded.notify(body=f"{title}\n\n{outcome.reason}", subject=title)
         if inspect.isawaitable(sent):
             await sent
-    except Exception as error:  # a block's code may raise anything
-        log.error("the outcome was not sent to %s: %s: %s", block, type(error).__name__, error)
+    except Exception as error:  # a block's code may raise anything, with its secrets in the text
+        log.error("the outcome was not sent to %s (%s)", block, type(error).__name__)
 
 
 def table(stored: NightHistory) -> str:
