@@ -128,7 +128,7 @@ def test_data_sets_that_cannot_be_judged_are_refused_before_anything_is_played(
     with pytest.raises(ConfigError, match="so 24 episodes would be played by each team, and 23"):
         paired_outcomes(memory_store, LOG, *teams, two)
     monkeypatch.setattr(contest_inputs, "EPISODES_MAX", 24)
-    assert list(contest_inputs.prompts_by_dataset(*contest_inputs.gate_settings(two)))
+    assert list(contest_inputs.prompts_by_dataset(*contest_inputs.gate_settings(two), run))
     with pytest.raises(ConfigError, match="the recipe has no evaluation"):
         paired_outcomes(memory_store, LOG, *teams, config.model_copy(update={"evaluation": None}))
     assert SkilledEngine.made == []
