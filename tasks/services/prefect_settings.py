@@ -1,9 +1,11 @@
 """Prefect's settings and client for one server, and the errors of both in words."""
 
+import io
 import json
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,13 +67,17 @@ def settings_for(api_url: str, limits: RequestLimits | None = None) -> dict[Any,
 def import_prefect() -> None:
     """Import Prefect, which reads its settings then.
 
-    Raises ConfigError when it cannot read them.
+    Raises ConfigError when it cannot read them. What Prefect has printed about them until then, a
+    traceback or values of settings, is dropped.
     """
+    printed = io.StringIO()
     try:
-        import prefect.client.orchestration
-        import prefect.settings  # noqa: F401  # the import is the purpose
+        with redirect_stderr(printed):
+            import prefect.client.orchestration
+            import prefect.settings  # noqa: F401  # the import is the purpose
     except UNUSABLE as error:
         raise _unusable_settings(error) from None
+    sys.stderr.write(printed.getvalue())
 
 
 @contextmanager
