@@ -12,6 +12,9 @@ from rich.segment import Segment
 
 from tasks.terminal_text import plain
 
+WIDTH = 80
+"""Of a terminal whose width is not known."""
+
 
 class PlainConsole(Console):
     """A rich console without markup, emoji codes and highlighting, whose text is `plain`."""
@@ -30,6 +33,8 @@ class PlainConsole(Console):
             emoji=False,
             highlight=False,
         )
+        if self.width < 1:  # COLUMNS=0: nothing at all would be printed
+            self.width = WIDTH
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

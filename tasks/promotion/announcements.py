@@ -14,7 +14,7 @@ from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.mlflow_client import PARENT, Board
 from tasks.recipes.stored_config import read_config
-from tasks.services.prefect_settings import COMMAND, client_of
+from tasks.services.prefect_settings import COMMAND, client_of, import_prefect
 from tasks.terminal_text import markdown as escaped
 
 EVENT = "astraflow.promotion.{kind}"
@@ -92,6 +92,7 @@ def prefect_api_url() -> str:
     """Return the address of the Prefect server of this process; empty where none is configured."""
     if url := os.environ.get("PREFECT_API_URL"):
         return url
+    import_prefect()
     from prefect.settings import PREFECT_API_URL
 
     return PREFECT_API_URL.value() or ""

@@ -1,9 +1,11 @@
 """Prefect's settings and client for one server, and the errors of both in words."""
 
+import io
 import json
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,8 @@ SERVER_ERROR = 500
 """The lowest HTTP status code of a server that fails."""
 UNUSABLE = (ValueError, OSError, RuntimeError)
 """Errors of Prefect when it reads its settings; RuntimeError: the user has no home folder."""
+IMPORT_FAILURE = "Failed to initialize plugins"
+"""Begins what Prefect prints when it is imported with settings that it cannot use."""
 TRY_LATER = (408, 429)
 """HTTP status codes of a server that is busy."""
 
@@ -65,13 +69,18 @@ def settings_for(api_url: str, limits: RequestLimits | None = None) -> dict[Any,
 def import_prefect() -> None:
     """Import Prefect, which reads its settings then.
 
-    Raises ConfigError when it cannot read them.
+    Raises ConfigError when it cannot read them, here or in `client_of`. What Prefect prints about
+    such an error at its import has a traceback or values of settings in it, and is dropped.
     """
+    printed = io.StringIO()
     try:
-        import prefect.client.orchestration
-        import prefect.settings  # noqa: F401  # the import is the purpose
+        with redirect_stderr(printed):
+            import prefect.client.orchestration
+            import prefect.settings  # noqa: F401  # the import is the purpose
     except UNUSABLE as error:
         raise _unusable_settings(error) from None
+    if IMPORT_FAILURE not in (text := printed.getvalue()):
+        sys.stderr.write(text)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from deployments.cli import tables
+from deployments.cli.plain_console import PlainConsole
 from storage.promotion.promotions import PromotionLog
 from storage.records.control import RunEnd
 from storage.records.numbers import TIME_MAX_S
@@ -208,3 +209,13 @@ def test_the_latest_time_of_a_stored_object_is_shown_in_any_time_zone() -> None:
     output = io.StringIO()
     Console(file=output, width=200).print(tables.tags_table([tag]))
     assert "9999-12-31 14:00" in output.getvalue()
+
+
+def test_a_terminal_of_no_width_has_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    output = io.StringIO()
+    console = PlainConsole(file=output)
+    console.print("text")
+    assert (console.width, output.getvalue()) == (80, "text\n")
+    monkeypatch.setenv("COLUMNS", "1")
+    assert PlainConsole(file=output).width == 1

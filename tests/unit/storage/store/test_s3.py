@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import (
     ClientError,
+    ConfigParseError,
     EndpointConnectionError,
     IncompleteReadError,
+    InvalidRetryModeError,
     NoCredentialsError,
     NoRegionError,
     PartialCredentialsError,
@@ -150,6 +152,8 @@ def test_each_status_and_code_is_retried_missing_or_permanent(
         (PartialCredentialsError(provider="env", cred_var="key"), ConfigError),
         (NoRegionError(), ConfigError),
         (ProfileNotFound(profile="eu"), ConfigError),
+        (InvalidRetryModeError(provided_retry_mode="x", valid_modes=["standard"]), ConfigError),
+        (ConfigParseError(path="/config"), ConfigError),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
