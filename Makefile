@@ -28,7 +28,7 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13)
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(SUPPORTED)' 2>/dev/null; then echo $$python; break; fi; done)
 
-.PHONY: help install run up down test test-engines check mutants lint deps format types borders lock clean
+.PHONY: help install run up down test test-engines docs check mutants lint deps format types borders lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make test     run the whole test suite (ARGS='-k leases' selects; TEST_PROCESSES= uses one process)"
 	@echo "make check    the checks of CI: lint, dependencies, types, import rules, tests"
 	@echo "make test-engines  install SGLang beside this environment, and run the contract of rollout engines on real servers"
+	@echo "make docs     build the documentation into site/, in an environment beside this one; fails at broken links"
 	@echo "make mutants  measure which small mistakes the tests find (docs/testing.md; ARGS='--sample 50 storage/coordination/leases.py')"
 	@echo "make up       start the local stack;  make down  stop it"
 	@echo "make format   format the code"
@@ -83,6 +84,15 @@ test-engines: $(INSTALLED) $(SGLANG)/.installed
 	ASTRAFLOW_TEST_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python \
 		$(BIN)/python -m pytest tests/contract/test_rollout_engine.py tests/contract/test_sglang_server.py $(ARGS)
 
+# The packages that build the site have an environment of their own.
+.venv-docs/.installed: requirements/docs.txt
+	"$(PYTHON)" -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --require-hashes --no-deps --only-binary :all: -r requirements/docs.txt
+	@touch $@
+
+docs: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict $(ARGS)
+
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
@@ -108,5 +118,5 @@ lock:
 
 clean:
 	@if [ -x $(BIN)/astraflow ]; then $(BIN)/astraflow down; fi
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-docs site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

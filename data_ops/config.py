@@ -97,7 +97,7 @@ class DataConfig(Frozen):
     task_runner: TaskRunnerConfig = ThreadRunner()
     """Where shards are ingested: `threads`, `processes`, `dask` or `ray`."""
     shards_per_task: Count = 16
-    """Shards that one task ingests at most: more of them in a task amortize the task's own cost."""
+    """Shards that one task ingests at most, whatever they cost: bounds its memory."""
 
 
 class PolicyData(Frozen):

@@ -5,6 +5,7 @@ The default is `.astraflow` in the project. Only this module spells the paths be
     .astraflow/
       auth                          the secret of both servers, while the stack is up
       stack.json  stack.lock        the stack's processes; the lock of `up` and `down`
+      watchdog.json  watchdog.lock  the restarts by the watchdog; the lock of the watchdog
       bf16                          the result of the CPU probe
       prefect/                      PREFECT_HOME, with the server's database
       mlflow/                       the tracking database and the artifacts
@@ -80,6 +81,14 @@ class Home:
         return self.root / "stack.lock"
 
     @property
+    def watchdog(self) -> Path:
+        return self.root / "watchdog.json"
+
+    @property
+    def watchdog_lock(self) -> Path:
+        return self.root / "watchdog.lock"
+
+    @property
     def bf16(self) -> Path:
         return self.root / "bf16"
 
@@ -117,8 +126,9 @@ class Home:
 
     def refuse_irregular_files(self) -> None:
         """Raise ConfigError for a pipe, a device, a socket or a folder in the place of a file."""
-        files = (self.auth, self.record, self.new_record, self.lock, self.bf16, self.prefect_toml)
-        for path in (*files, *self.logs.glob("*.log")):
+        stack = (self.auth, self.record, self.new_record, self.lock, self.bf16, self.prefect_toml)
+        watchdog = (self.watchdog, self.watchdog_lock)
+        for path in (*stack, *watchdog, *self.logs.glob("*.log")):
             if path.exists() and not path.is_file():
                 raise ConfigError(not_regular(path))
 
@@ -128,7 +138,7 @@ class Home:
         stack's, nor may `prefect.toml` be: it is made private when it is written.
         """
         folders = (self.root, self.prefect, self.mlflow, self.store, self.logs, self.flow_logs)
-        files = (self.auth, self.record, self.lock)
+        files = (self.auth, self.record, self.lock, self.watchdog, self.watchdog_lock)
         databases = [*self.prefect.glob("*.db*"), *self.mlflow.glob("*.db*")]
         logs = [*self.logs.glob("*.*"), *self.flow_logs.glob("*.log")]
         for path in (*folders, *files, *databases, *logs):
@@ -209,6 +219,11 @@ def home() -> Home:
     Raises ConfigError where that cannot be a folder.
     """
     name = os.environ.get("ASTRAFLOW_HOME")
+    if name and "://" in name:  # not shown: it may have a credential
+        raise ConfigError(
+            "ASTRAFLOW_HOME is an address, and the stack keeps its files in a local folder; name a "
+            "writable one, and a store in ASTRAFLOW_STORE"
+        )
     try:
         root = Path(name).expanduser().resolve() if name else PROJECT / ".astraflow"
         if root.exists() and not root.is_dir():

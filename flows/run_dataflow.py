@@ -8,7 +8,7 @@ from typing import Literal
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from tasks.services import run_service
+from tasks.services import attempt_names, run_service
 from tasks.services.sigterm import drained
 
 
@@ -24,7 +24,7 @@ def window_of_dataflow(
     return run_service.run_dataflow_window(run_id, member, attempt)
 
 
-@flow(name="dataflow", flow_run_name="{member} · {run_id}")
+@flow(name="dataflow", flow_run_name=attempt_names.of_this_flow_run)
 def dataflow(run_id: str, member: str = "dataflow", attempt: int = 0) -> State[None] | None:
     """Write orders and every policy's batches until each policy has all of its steps."""
     window = 0

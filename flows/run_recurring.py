@@ -14,7 +14,7 @@ from tasks.recurring import night
 from tasks.recurring.planning import Schedule
 
 
-@flow(name="astraflow", flow_run_name="a night of {recipe}", validate_parameters=True)
+@flow(name="astraflow", validate_parameters=True)
 async def recurring(
     recipe: Annotated[
         str, Field(description="Name of a file in recipes/, a path, or the YAML text itself.")

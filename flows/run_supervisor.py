@@ -12,12 +12,13 @@ from storage.errors import AstraFlowError
 from tasks.supervision.lifecycle import run_training
 
 
-@flow(name="astraflow", flow_run_name="{run_id}", validate_parameters=True)
+@flow(name="astraflow", validate_parameters=True)
 async def astraflow(
     run_id: Annotated[
         str | None,
         Field(
-            description="Name of the run; an existing run is resumed. Empty: a new name.",
+            description="Name of the run; an existing run is resumed. Empty: the name of this "
+            "flow run.",
             max_length=80,
         ),
     ] = None,

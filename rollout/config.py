@@ -103,6 +103,7 @@ SERVER_ARGS = frozenset(
         *("--moe-a2a-backend", "--moe-runner-backend", "--moe-dense-tp-size", "--deepep-mode"),
         *("--enable-eplb", "--ep-num-redundant-experts", "--disable-shared-experts-fusion"),
         *("--mamba-backend", "--mamba-ssm-dtype", "--max-mamba-cache-size"),
+        *("--lora-backend", "--max-loras-per-batch", "--max-lora-chunk-size"),
         *("--watchdog-timeout", "--stream-interval", "--sleep-on-idle"),
     )
 )
@@ -153,6 +154,11 @@ class SglangConfig(Frozen):
     check_every: CountOrNone = 20
     """Versions between two comparisons of the tensors that a server holds with those it was given.
     About 1 GiB of them is loaded again each time, in turn, and all of them after a start; 0: never.
+    """
+    adapter_rank: CountOrNone = 0
+    """Largest rank of adapters that the servers apply themselves (`train.adapter.publish:
+    adapter`); 0: they get merged weights. Running answers then keep their adapter, whatever
+    `kv_cache` is.
     """
     server_args: tuple[ServerArg, ...] = ()
     """Further arguments of `sglang.launch_server`: `[--attention-backend, fa3]`."""

@@ -11,6 +11,7 @@ runs/{run id}/                       models/{build digest}/          (shared by 
   checkpoints/solver/00000003/manifest.json
   evals/solver-00000020_verifier-00000020.arrow
   heartbeats/rollout/rollout-us-east-0.json
+  rounds/solver/00000003.json  00000003/{digest}.json
   tags/best.json                       nights/{name}/20260101-0200/plan.json  outcome.json
   quarantine/shards/00000007.arrow + .json
 """
@@ -37,6 +38,7 @@ LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = (
     "quarantine",
 )
 TAGS = "tags"
+ROUNDS = "rounds"
 PROMPTS = "prompts"
 REPORT = "report.html"
 FROZEN = "frozen.json"
@@ -199,6 +201,19 @@ def evaluation(versions: Mapping[str, int]) -> str:
 
 def heartbeat(kind: str, member: str) -> str:
     return f"{HEARTBEATS}/{kind}/{_checked_name(member)}.json"
+
+
+def rounds(policy: str) -> str:
+    """Return the folder of the rounds of a policy's trainer on several nodes."""
+    return f"{ROUNDS}/{_checked_name(policy)}"
+
+
+def round_start(policy: str, number: int) -> str:
+    return f"{rounds(policy)}/{number:08d}.json"
+
+
+def round_entry(policy: str, number: int, digest: str) -> str:
+    return f"{rounds(policy)}/{number:08d}/{digest}.json"
 
 
 def tag(name: str) -> str:

@@ -2,8 +2,8 @@
 
 Anybody who can write to the store controls this text. A control character can move a terminal's
 cursor, rename its window or clear it; a bidirectional override shows text in another order. Both
-are removed. Characters that are markup in Markdown are escaped; pages and terminals escape theirs
-where they are written.
+are removed, or escaped where a reader must see them. Characters that are markup in Markdown are
+escaped; pages and terminals escape theirs where they are written.
 """
 
 import re
@@ -23,6 +23,22 @@ _MARKDOWN = re.compile(r"[\\`*_{}\[\]()<>#!|~&]|^[-+]|(?<=^\d)[.)]|(?<=^\d\d)[.)
 def plain(text: str) -> str:
     """Remove control characters except tab and line end, and characters that change direction."""
     return _INVISIBLE.sub("", text)
+
+
+def visible(text: str) -> str:
+    r"""Escape the characters that `plain` removes: an escape character becomes `\x1b`."""
+    return _INVISIBLE.sub(lambda match: _escape(match[0]), text)
+
+
+def quoted_line(text: str) -> str:
+    r"""`visible` in quotes on one line: line ends, tabs and backslashes are escaped, too."""
+    escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t")
+    return f'"{visible(escaped)}"'
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
 
 
 def one_line(text: str) -> str:

@@ -62,7 +62,9 @@ class TrainConfig(Frozen):
     engine: str = "torch"
     """A built-in's name or an import path."""
     ranks: Devices = 1
-    """Processes of the trainer's machine that train together; on `device: cuda`, one GPU each."""
+    """Processes of a machine that train together; on `device: cuda`, one GPU each."""
+    nodes: Devices = 1
+    """Machines that train together, each with `ranks` processes; engines `torch`, `deepspeed`."""
     deepspeed: Annotated[DeepspeedConfig, OnlyWith("engine", "deepspeed")] = DeepspeedConfig()
     """Settings of the engine `deepspeed` alone."""
     loss: LossConfig = M2po()
@@ -104,6 +106,8 @@ class TrainConfig(Frozen):
     """Normalize advantages over the masked tokens of the whole batch (mean and std in float64)."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more compute."""
+    compile: bool = False
+    """Compile the layers by torch.compile: faster steps after the first, which waits for it."""
     publish_dtype: Literal["BF16", "F32"] = "BF16"
     anchor_every: Steps = 20
     """Every Nth version is an anchor, the others are deltas; 1: every version is an anchor."""
@@ -150,6 +154,29 @@ class TrainConfig(Frozen):
             raise ValueError(
                 "engine: deepspeed trains no adapter; use engine: torch, also for several ranks, "
                 "or adapter: {name: none}"
+            )
+        return self
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all nodes."""
+        return self.nodes * self.ranks
+
+    @model_validator(mode="after")
+    def _nodes_of_a_built_in(self) -> Self:
+        if self.nodes > 1 and self.engine not in ("torch", "deepspeed"):
+            raise ValueError(
+                f"nodes: {self.nodes} needs engine: torch or engine: deepspeed; an engine by "
+                "import path trains on one machine"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _compiled_in_torch(self) -> Self:
+        if self.engine == "deepspeed" and self.compile:
+            raise ValueError(
+                "engine: deepspeed compiles nothing, since ZeRO hooks into each module of a layer; "
+                "use engine: torch, also for several ranks, or leave compile out"
             )
         return self
 

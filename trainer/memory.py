@@ -22,7 +22,7 @@ LIVE_ELEMENTS_MAX = 1_000_000_000
 
 
 def train_bytes(config: TrainConfig, model: ModelSizes) -> dict[str, int]:
-    """Return the bytes of each part on one of `config.ranks` devices.
+    """Return the bytes of each part on one of `config.num_ranks` devices.
 
     Weights, gradients and two moments in float32 are divided over the ranks, whole where the stage
     of ZeRO keeps them whole. With an adapter, only its weights have gradients and moments. Parts
@@ -39,22 +39,22 @@ def train_bytes(config: TrainConfig, model: ModelSizes) -> dict[str, int]:
         # Autocast keeps the rounded matrices of a pass; the embedding is looked up as it is.
         looked_up = model.embeddings - model.vocab * model.hidden
         parts["weights in bf16"] = 2 * (model.parameters - looked_up)
-    if config.device != "cpu" and config.ranks == 1 and config.engine == "torch":
+    if config.device != "cpu" and config.num_ranks == 1 and config.engine == "torch":
         parts["published bits"] = _published_dtype_bytes(config) * _num_published(config, model)
     return {part: num_bytes for part, num_bytes in parts.items() if num_bytes}
 
 
 def _weights(config: TrainConfig, model: ModelSizes) -> dict[str, int]:
     """Return the parts of weights, gradients and optimizer, and of those gathered from ranks."""
-    whole, part = FLOAT * model.parameters, FLOAT * model.parameters // config.ranks
+    whole, part = FLOAT * model.parameters, FLOAT * model.parameters // config.num_ranks
     if config.engine != "deepspeed":
         trained = FLOAT * _num_trained(config, model)
         adapter = trained if isinstance(config.adapter, Lora) else 0
         return {
-            "weights": (whole + adapter) // config.ranks,
-            "gradients": trained // config.ranks,
-            "moments": 2 * trained // config.ranks,
-            "gathered": _gathered(model) if config.ranks > 1 else 0,
+            "weights": (whole + adapter) // config.num_ranks,
+            "gradients": trained // config.num_ranks,
+            "moments": 2 * trained // config.num_ranks,
+            "gathered": _gathered(model) if config.num_ranks > 1 else 0,
         }
     stage, offloads = config.deepspeed.stage, config.deepspeed.offload_optimizer
     return {
@@ -89,7 +89,7 @@ def _reference(config: TrainConfig, model: ModelSizes) -> int:
         return 0
     bits = 2 if config.precision == "bf16" else 4
     embeddings = (4 - bits) * model.vocab * model.hidden
-    return (bits * model.parameters + embeddings) // config.ranks
+    return (bits * model.parameters + embeddings) // config.num_ranks
 
 
 def _gathered(model: ModelSizes) -> int:
@@ -138,7 +138,7 @@ def train_host_bytes(config: TrainConfig, model: ModelSizes) -> dict[str, int]:
         return writing
     reading = {
         "checkpoint": saved,
-        "copy for the ranks": saved if config.ranks > 1 or config.engine == "deepspeed" else 0,
+        "copy for the ranks": saved if config.num_ranks > 1 or config.engine == "deepspeed" else 0,
         "moments of each rank": 2 * trained * config.ranks,
     }
     if config.engine == "deepspeed" and config.deepspeed.offload_optimizer:

@@ -20,6 +20,7 @@ OF_KIND: Mapping[str, str] = {
     "supervisor": "supervisor",
     "dataflow": "dataflow",
     "trainer": "trainers",
+    "trainer_node": "trainers",
     "rollout": "rollout workers",
     "evaluation": "evaluation",
     "mirror": "mirrors",

@@ -1,15 +1,17 @@
 """Train engines on the same batch: the time of a step, tokens per second.
 
     transformers              an ordinary loop of transformers and AdamW (plain_training.py)
-    torch                     the embedded engine; `packed`: rows without padding
+    torch                     the embedded engine; `packed`: rows without padding; `compiled`: its
+                              layers, in the first step
     torch, 2 ranks            the same, its weights shared out by FSDP2
     deepspeed                 ZeRO, stages 1 to 3
 
 The batch has the first requests of the rollout benchmark as its rows, all of them in one optimizer
 step of PPO. Each engine is measured in a process of its own, which has --threads compute threads a
-rank, and takes one step to warm up. Seconds are those of the fastest of --steps, CPU seconds those
-of all ranks in the step that used the fewest. `loss` is that of the first step: it shows that all
-engines do the same work. Tokens are those of the rows, prompts included, padding excluded.
+rank, and takes one step to warm up (`first_s`, in the JSON only). Seconds are those of the fastest
+of --steps, CPU seconds those of all ranks in the step that used the fewest. `loss` is that of the
+first step: it shows that all engines do the same work. Tokens are those of the rows, prompts
+included, padding excluded.
 """
 
 import argparse
@@ -38,6 +40,7 @@ ROWS: dict[str, Json] = {
     BASELINE: {},
     "torch": {},
     "torch, packed": {"packing": "packed"},
+    "torch, compiled": {"compile": True},
     "torch, 2 ranks": {"ranks": 2},
     "deepspeed, stage 2": {"engine": "deepspeed", "deepspeed": {"stage": 2}},
     **{
@@ -110,14 +113,16 @@ def settings_of(name: str, arguments: argparse.Namespace) -> TrainConfig:
 
 def measured(engine: Any, batch: Batch, steps: int) -> Json:
     """Take a step to warm up, then `steps` more: the fastest one's seconds, the least CPU time."""
+    start_s = time.perf_counter()
     loss = engine.step(batch)["trainer/loss"]
+    first_s = time.perf_counter() - start_s
     seconds, cpu_s = [], []
     for number in range(2, steps + 2):
         start_s, start_cpu_s = time.perf_counter(), _cpu_s()
         engine.step(replace(batch, step=number))
         seconds.append(time.perf_counter() - start_s)
         cpu_s.append(_cpu_s() - start_cpu_s)
-    return {"step_s": min(seconds), "cpu_s": min(cpu_s), "loss": loss}
+    return {"first_s": first_s, "step_s": min(seconds), "cpu_s": min(cpu_s), "loss": loss}
 
 
 def _cpu_s() -> float:

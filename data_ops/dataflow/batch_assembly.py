@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 ReadShard = Callable[[int], Shard | None]
 """The shard of an order; None when its bytes cannot be read (any more)."""
+WriteBatch = Callable[[ObjectStore, Batch], None]
+"""`batches.create`, or a form of it that is seen where people watch a run."""
 Span = Callable[[str], AbstractContextManager[None]]
 
 
@@ -81,6 +83,7 @@ class BatchAssembly:
         read_shard: ReadShard,
         *,
         vocab_size: int | None,
+        write_batch: WriteBatch = batches.create,
         clock: Callable[[], float] = time.time,
         span: Span = no_span,
     ) -> None:
@@ -91,7 +94,7 @@ class BatchAssembly:
         """
         self.policy = policy
         self._run, self._data, self._config, self._seed = run, data, config, seed
-        self._clock, self._span = clock, span
+        self._write_batch, self._clock, self._span = write_batch, clock, span
         self._samplers: Sequence[Sample] = samplers(config.sample)
         self.version = manifests.latest(run, policy)
         """The newest version at the last poll; None while there is none."""
@@ -108,6 +111,10 @@ class BatchAssembly:
         self._failures: Counter[str] = Counter()
         """Errors of the failed episodes among them."""
         self._failure_kinds: Counter[str] = Counter()
+        self._unreadable = 0
+        """Orders among them that cannot be read, or whose shard cannot."""
+        self._problem = ""
+        """Why the newest of those cannot be read."""
         self._finished_s: dict[int, float] = {}
         newest = self._newest_batch()
         self._metrics = IngestMetrics(newest.metrics if newest else None)
@@ -136,16 +143,28 @@ class BatchAssembly:
         """How many groups in a row held nothing to train on, and why; 0 for a few."""
         if self._untrainable < UNTRAINABLE_GROUPS:
             return 0, ""
+        reasons = []
+        if self._unreadable:
+            reasons.append(
+                f"{self._unreadable} orders or their shards cannot be read, the last one because "
+                f"{shorten(self._problem, ERROR_CHARACTERS_MAX)}"
+            )
+        if self._episodes or not reasons:
+            reasons.append(self._why_not_kept())
+        return self._untrainable, "; ".join(reasons)
+
+    def _why_not_kept(self) -> str:
+        """Return why the groups that were read held nothing to train on."""
         failed = self._failures.total()
         if not failed:
-            return self._untrainable, EQUAL_REWARDS
+            return EQUAL_REWARDS
         error, count = self._failures.most_common(1)[0]
         kinds = ", ".join(f"{number} {kind}" for kind, number in self._failure_kinds.most_common())
         why = (
             f"{failed} of {self._episodes} episodes failed ({kinds}), "
             f"{count} of them with {shorten(error, ERROR_CHARACTERS_MAX)}"
         )
-        return self._untrainable, why if failed == self._episodes else f"{why}; {LEFT_OUT}"
+        return why if failed == self._episodes else f"{why}; {LEFT_OUT}"
 
     def poll_version(self) -> None:
         """Look for newer weights in the store.
@@ -169,7 +188,8 @@ class BatchAssembly:
         groups = shard.policies.get(self.policy)
         admitted = self._admitted.pop(shard.order, None)
         if groups is None:
-            self.ledger.ingest(shard.order)
+            if self.ledger.ingest(shard.order) and shard.problem:
+                self._count_unreadable(shard.problem)
         elif self.ledger.ingest(shard.order, groups.rows, groups.entries):
             self._finished_s[shard.order] = shard.finished_s
             self._metrics.add(groups, shard)
@@ -204,7 +224,7 @@ class BatchAssembly:
 
     def _count_untrainable(self, groups: IngestedGroups, shard: IngestedShard) -> None:
         if groups.rows:
-            self._untrainable, self._episodes = 0, 0
+            self._untrainable, self._episodes, self._unreadable = 0, 0, 0
             self._failures.clear()
             self._failure_kinds.clear()
             return
@@ -214,6 +234,11 @@ class BatchAssembly:
             episode.error for episode in shard.episodes if episode.error is not None
         )
         self._failure_kinds.update(failures_by_kind(shard.episodes))
+
+    def _count_unreadable(self, problem: str) -> None:
+        self._untrainable += self._config.prompts_per_order
+        self._unreadable += 1
+        self._problem = problem
 
     def _may_make_batch(self) -> bool:
         if self.version is None or self.done:
@@ -229,7 +254,7 @@ class BatchAssembly:
             metrics = {**self._metrics.metrics(), **batch_metrics(batch, self._finished_s, now_s)}
             batch = replace(batch, metrics=metrics, created_s=now_s)
         with self._span("store"):
-            batches.create(self._run, batch)
+            self._write_batch(self._run, batch)
         self.ledger.advance(batch)
         self._metrics.clear()
         self.totals.update(entry.fate for entry in batch.ledger)

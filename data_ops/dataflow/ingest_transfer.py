@@ -4,7 +4,8 @@
                   ◀──decode──
 
 Each policy's rows and ledger entries have the Arrow form of a batch (`storage/run/batches.py`), of
-step 0. The decoded shard itself is not part of it.
+step 0, without compression, which takes longer than the ingestion itself. The decoded shard is not
+part of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,12 +47,25 @@ class IngestedShards:
     No dataclass, and no list: Prefect remembers the parts of such results by their `id`.
     """
 
-    def __init__(self, shards: Sequence[IngestedShard]) -> None:
-        self.shards = shards
+    def __init__(self, shards: Sequence[IngestedShard], seconds: float) -> None:
+        self._shards = tuple(shards)
+        self._files: Sequence[Mapping[str, bytes]] = ()
+        self.seconds = seconds
+        """How long the task took, its reads included."""
+
+    @property
+    def shards(self) -> Sequence[IngestedShard]:
+        """The shards, decoded when they are first asked for: Prefect unpickles a result twice.
+
+        Raises CorruptError for bytes that were changed on their way.
+        """
+        if self._files:
+            self._shards, self._files = tuple(map(decode, self._files)), ()
+        return self._shards
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a function's name and bytes; task runners use pickle for every result."""
-        return _decode_all, ([encode(shard) for shard in self.shards],)
+        return _transferred, ([encode(shard) for shard in self.shards], self.seconds)
 
 
 def encode(ingested: IngestedShard) -> dict[str, bytes]:
@@ -75,7 +89,7 @@ def encode(ingested: IngestedShard) -> dict[str, bytes]:
     return {
         _HEADER: dump(header),
         **{
-            f"{policy}.arrow": batches.encode(_as_batch(policy, groups))
+            f"{policy}.arrow": batches.encode(_as_batch(policy, groups), compression=None)
             for policy, groups in ingested.policies.items()
         },
     }
@@ -105,8 +119,10 @@ def decode(files: Mapping[str, bytes]) -> IngestedShard:
     )
 
 
-def _decode_all(shards: Sequence[Mapping[str, bytes]]) -> IngestedShards:
-    return IngestedShards([decode(files) for files in shards])
+def _transferred(files: Sequence[Mapping[str, bytes]], seconds: float) -> IngestedShards:
+    result = IngestedShards((), seconds)
+    result._files = files
+    return result
 
 
 def _as_batch(policy: str, groups: IngestedGroups) -> Batch:

@@ -6,7 +6,7 @@ budget.
 
 All of its state can be rebuilt from the store, so it may be killed between any two writes. Every
 write is created once, so two dataflows on one run do no harm: the slower one gets a ConflictError
-and rebuilds. How shards are ingested (inline, or as parallel tasks) is a parameter.
+and rebuilds. How shards are ingested and batches written (inline, or as tasks) are parameters.
 """
 
 import logging
@@ -18,7 +18,13 @@ from functools import cache
 from data_ops.algorithms import curators
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.admission import orders_to_admit
-from data_ops.dataflow.batch_assembly import BatchAssembly, Span, no_span, stall_reason
+from data_ops.dataflow.batch_assembly import (
+    BatchAssembly,
+    Span,
+    WriteBatch,
+    no_span,
+    stall_reason,
+)
 from data_ops.dataflow.order_writer import OrderWriter
 from data_ops.dataflow.shard_ingest import IngestedShard, ingest_shard
 from data_ops.dataflow.vocabulary import VocabSizes
@@ -30,7 +36,7 @@ from storage.records.batches import Fate
 from storage.records.control import ServiceState, WaitReason
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Shard
-from storage.run import orders, shards
+from storage.run import batches, orders, shards
 from storage.run.quarantine import quarantine_object, read_quarantine
 from storage.store.object_store import ObjectStore
 
@@ -57,6 +63,7 @@ class Dataflow:
         seed: int,
         *,
         ingest: Ingest | None = None,
+        write_batch: WriteBatch = batches.create,
         clock: Callable[[], float] = time.time,
         span: Span = no_span,
     ) -> None:
@@ -66,7 +73,7 @@ class Dataflow:
         self._run, self._config, self._policies, self._seed = run, config, policies, seed
         self._ingest = ingest or self._ingest_here
         self._vocab_sizes = VocabSizes(run, list(policies))
-        self._clock, self._span = clock, span
+        self._write_batch, self._clock, self._span = write_batch, clock, span
         self._stream = stream_of(run, "data.prompts", config.prompts)
         self.restore()
 
@@ -144,6 +151,7 @@ class Dataflow:
                     seed,
                     read_shard,
                     vocab_size=vocab_sizes.get(policy),
+                    write_batch=self._write_batch,
                     clock=self._clock,
                     span=self._span,
                 )
@@ -314,6 +322,7 @@ def serve(
     policies: Mapping[str, PolicyData],
     seed: int,
     ingest: Ingest | None = None,
+    write_batch: WriteBatch = batches.create,
 ) -> None:
     """Run the dataflow until every policy has all of its batches, or the service must stop.
 
@@ -328,7 +337,13 @@ def serve(
         busy = False
         try:
             dataflow = dataflow or Dataflow(
-                lifetime.run, config, policies, seed, ingest=ingest, span=heartbeat.span
+                lifetime.run,
+                config,
+                policies,
+                seed,
+                ingest=ingest,
+                write_batch=write_batch,
+                span=heartbeat.span,
             )
             busy = dataflow.round()
             failures = 0

@@ -1,1 +1,5 @@
-"""The command `astraflow`."""
+"""The command `astraflow`. It ends at once where another folder shadows a package of AstraFlow."""
+
+from deployments import shadowing
+
+shadowing.refuse()

@@ -1,6 +1,7 @@
 """The command line `astraflow`: its commands, and how their errors are printed."""
 
 import functools
+import importlib.metadata
 import io
 import logging
 import re
@@ -12,10 +13,13 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 from typer.core import TyperGroup
 
-from deployments.cli.promotion_commands import nights, promote, promotions, rollback
-from deployments.cli.run_commands import export, gc, report, runs, status, tag, verify, weights
-from deployments.cli.stack_commands import cancel, continue_, deploy, doctor, down, run, up, worker
-from deployments.cli.terminal import EXIT_FAILED
+from deployments.cli.commands.comparison import compare
+from deployments.cli.commands.episodes import episodes
+from deployments.cli.commands.live import attach, logs
+from deployments.cli.commands.promotion import nights, promote, promotions, rollback
+from deployments.cli.commands.runs import export, gc, report, runs, status, tag, verify, weights
+from deployments.cli.commands.stack import cancel, continue_, deploy, doctor, down, run, up, worker
+from deployments.cli.output.terminal import EXIT_FAILED
 from deployments.paths import home
 from storage.errors import AstraFlowError, ConfigError
 from storage.store.addresses import without_credentials
@@ -34,7 +38,7 @@ _ENDLESS = re.compile(r"\S{1000,}")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(up, down, deploy, worker, run, continue_, cancel),
-    *(status, runs, verify, report, export, weights, tag, gc),
+    *(status, attach, logs, runs, verify, report, episodes, compare, export, weights, tag, gc),
     *(promote, rollback, promotions, nights),
     doctor,
 )
@@ -66,7 +70,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Reinforcement learning of LLM agents across regions. Start with `astraflow run`.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -141,8 +144,21 @@ def _usage_message(error: Exception) -> tuple[str, str] | None:
     return message.rstrip("."), f"; see `{path} --help`"
 
 
+def _print_version(wanted: bool) -> None:
+    """Print the release and exit; it is that of the installed package."""
+    if wanted:
+        typer.echo(f"astraflow {importlib.metadata.version('astraflow')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the release and exit."
+        ),
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     global _debug

@@ -14,6 +14,7 @@ from storage.records.control import Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
 from tasks.base_models.stored import RunModel, resolve
+from tasks.monitoring import closing_steps
 from tasks.recipes import stored_config
 from tasks.recipes.placement import overfull, placement
 from tasks.recipes.run_config import RunConfig
@@ -26,7 +27,9 @@ def refuse_restart(store: ObjectStore, run_id: str, config: RunConfig | None) ->
     Raises ConfigError when `config` differs from the run's; None is not compared.
     """
     settings = None if config is None else config.model_dump(mode="json")
-    return runs.check_restart(store, run_id, settings, stored_config.comparable)
+    return runs.check_restart(
+        store, run_id, settings, stored_config.comparable, closing_steps.all_taken
+    )
 
 
 def continues_runs(config: RunConfig) -> bool:

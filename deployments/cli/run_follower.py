@@ -14,8 +14,8 @@ from typing import get_args
 from rich.console import Console
 from rich.live import Live
 
-from deployments.cli import live_view
-from deployments.cli.live_view import View
+from deployments.cli.output import live_view
+from deployments.cli.output.live_view import View
 from deployments.paths import Home
 from deployments.registration import flow_runs
 from deployments.registration.flow_runs import FlowRun
@@ -40,6 +40,10 @@ AWAY_LIMIT_S = 60.0
 """A supervisor without a heartbeat is dead if Prefect does not answer for this time either; one of
 the two alone may be slow.
 """
+SUCCESSOR_TIMEOUT_S = 90.0
+"""An automation starts a dead supervisor again within this time."""
+CRASHED = "Crashed"
+"""Prefect's state of a supervisor whose process was killed."""
 ENDED = get_args(RunEnd)
 
 
@@ -51,40 +55,51 @@ class Followed:
     run_id: str
     api_url: str
     flow_run_id: str
+    """Empty when no Prefect server is known that has it."""
     links: dict[str, str]
     home: Home
     previous_stop: Stop | None = None
     """The stop of an earlier start of the run; until the new supervisor deletes it, this start has
     not begun.
     """
+    elapsed_s: float = 0.0
+    """Age of the run when the following begins."""
 
 
-def _read_flow(api_url: str, flow_run_id: str) -> FlowRun:
-    return flow_runs.read(api_url, flow_run_id, POLL)
+def _read_flow(followed: Followed, flow_run_id: str) -> FlowRun:
+    """Return the supervisor's flow run; the one that was started in its place, if it crashed."""
+    if not flow_run_id:
+        raise ConfigError("no flow run is known")
+    flow = flow_runs.read(followed.api_url, flow_run_id, POLL)
+    if flow.state != CRASHED:
+        return flow
+    newest = flow_runs.newest_supervisor(followed.api_url, followed.run_id, POLL)
+    return newest if newest is not None and newest.created_s > flow.created_s else flow
 
 
 class Follower:
-    """Polls a run until it has ended. `ask` asks the person a question; `read_flow` reads a flow
-    run from Prefect.
+    """Polls a run until it has ended. `ask` asks the person a question; without it, Ctrl-C leaves
+    the run. `read_flow` reads a flow run from Prefect.
     """
 
     def __init__(
         self,
         followed: Followed,
         console: Console,
-        ask: Callable[[str], str] = input,
-        read_flow: Callable[[str, str], FlowRun] = _read_flow,
+        ask: Callable[[str], str] | None = input,
+        read_flow: Callable[[Followed, str], FlowRun] = _read_flow,
     ) -> None:
         self.followed = followed
         self.console = console
         self.ask = ask
         self.read_flow = read_flow
-        self.started = time.monotonic()
+        self.started = time.monotonic() - followed.elapsed_s
         self.flow = FlowRun(followed.flow_run_id, "Scheduled", False, "")
         self.flow_seen = -math.inf
         self.prefect_unreachable = False
         self.ended_at: float | None = None
         self.lost_at: float | None = None
+        self.crashed_at: float | None = None
         self.asked = False
 
     def follow(self) -> Status | None:
@@ -139,16 +154,20 @@ class Follower:
     def _ask_prefect(self) -> None:
         self.flow_seen = time.monotonic()
         try:
-            self.flow = self.read_flow(self.followed.api_url, self.followed.flow_run_id)
+            self.flow = self.read_flow(self.followed, self.flow.id)
             self.prefect_unreachable = False
         except ConfigError:  # for a while: the run goes on, and so does its picture
             self.prefect_unreachable = True
 
     def _is_over(self, seen: Status | None) -> bool:
-        """Whether the supervisor has ended: its flow run is final, or neither it nor Prefect
-        answers, or it has shown no sign of life since the run's end.
+        """Whether the supervisor has ended: its flow run is final and no other one was started in
+        its place, or neither it nor Prefect answers, or it has shown no sign of life since the
+        run's end.
         """
         now = time.monotonic()
+        self.crashed_at = (self.crashed_at or now) if self.flow.state == CRASHED else None
+        if self.crashed_at is not None and now - self.crashed_at < SUCCESSOR_TIMEOUT_S:
+            return False
         lost = self.prefect_unreachable and seen is not None and seen.state == "interrupted"
         self.lost_at = (self.lost_at or now) if lost else None
         if self.flow.final or (self.lost_at is not None and now - self.lost_at >= AWAY_LIMIT_S):
@@ -189,7 +208,7 @@ class Follower:
 
     def _shall_leave(self) -> bool:
         """Ask once whether to leave the run going; another Ctrl-C leaves it."""
-        if not self.console.is_terminal or self.asked:
+        if self.ask is None or not self.console.is_terminal or self.asked:
             return True
         self.asked = True
         try:
@@ -235,6 +254,8 @@ def cancel_before_it_began(home: Home, run_id: str, previous_stop: Stop | None =
 
 def last_words(followed: Followed) -> str:
     """Return the end of the supervisor's log, and where the whole log is."""
+    if not followed.flow_run_id:
+        return "Its log is in Prefect, where its flow run was not found."
     try:
         messages = flow_runs.logs(followed.api_url, followed.flow_run_id)
     except ConfigError as error:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.cli import live_view, preflight, run_follower, tables
-from deployments.cli.plain_console import PlainConsole
+from deployments.cli import preflight, run_follower
+from deployments.cli.output import live_view, tables
+from deployments.cli.output.plain_console import PlainConsole
 from deployments.cli.run_follower import Followed, Follower
 from deployments.paths import Home
 from deployments.registration import deployments, flow_runs
@@ -122,28 +123,35 @@ def start(home: Home, request: RunRequest, say: Say) -> Followed:
     flow_run = flow_runs.start(
         stack.prefect_url, request.deployment, parameters, request.run_id, tags
     )
-    links = {
-        "Prefect": pages.prefect(home, stack, f"/runs/flow-run/{flow_run.id}"),
-        "MLflow": pages.mlflow(home, stack),
-        "objects": store.sub(layout.run_prefix(request.run_id)).address,
-    }
     return Followed(
         store=store,
         run_id=request.run_id,
         api_url=stack.prefect_url,
         flow_run_id=flow_run.id,
-        links=links,
+        links=links(home, stack, store, request.run_id, flow_run.id),
         home=home,
         previous_stop=previous_stop,
     )
 
 
-def watch(followed: Followed, say: Say) -> bool:
+def links(
+    home: Home, stack: Stack, store: ObjectStore, run_id: str, flow_run_id: str
+) -> dict[str, str]:
+    """Return the addresses of a run: name → address."""
+    return {
+        "Prefect": pages.prefect(home, stack, f"/runs/flow-run/{flow_run_id}"),
+        "MLflow": pages.mlflow(home, stack),
+        "objects": store.sub(layout.run_prefix(run_id)).address,
+    }
+
+
+def watch(followed: Followed, say: Say, ask: Callable[[str], str] | None = input) -> bool:
     """Show the run until it ends, then its summary.
 
-    Return True when it completed or used up its budget, or when the user stopped watching.
+    `ask` asks on Ctrl-C whether to cancel the run; without it, the run is left. Return True when it
+    completed or used up its budget, or when the user stopped watching.
     """
-    last = Follower(followed, PlainConsole()).follow()
+    last = Follower(followed, PlainConsole(), ask).follow()
     if last is None:
         run_id = followed.run_id
         say(

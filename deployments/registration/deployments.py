@@ -19,6 +19,8 @@ from tasks.services.prefect_settings import import_prefect
 
 TAG = "astraflow"
 """Tag of every deployment and so of every flow run: `down` cancels the flow runs with it."""
+NIGHTLY = "nightly"
+"""Name of the deployments with a schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ DEPLOYMENTS = (
     ),
     Deployment(
         flow="astraflow",
-        name="nightly",
+        name=NIGHTLY,
         entrypoint="flows/run_recurring.py:recurring",
         pool="control",
         description="Trains every night from the champion, and promotes what is better. Its "
@@ -112,6 +114,14 @@ DEPLOYMENTS = (
         description="The trainer of one policy. Started by a run's supervisor.",
     ),
     Deployment(
+        flow="train-node",
+        name="trainer-node",
+        entrypoint="flows/run_trainer_node.py:train_node",
+        pool="trainers",
+        description="A further machine of a trainer with several nodes. "
+        "Started by a run's supervisor.",
+    ),
+    Deployment(
         flow="evaluate",
         name="evaluation",
         entrypoint="flows/run_evaluation.py:evaluate",
@@ -120,7 +130,7 @@ DEPLOYMENTS = (
     ),
     Deployment(
         flow="gc",
-        name="nightly",
+        name=NIGHTLY,
         entrypoint="flows/run_gc.py:gc",
         pool="control",
         description="Lists every night which weights are no longer needed; with `apply` it "
@@ -145,7 +155,7 @@ def register(
     with connected(api_url) as client:
         for deployment in deployments:
             if deployment.entrypoint not in flows:
-                flows[deployment.entrypoint] = _flow(deployment)
+                flows[deployment.entrypoint] = flow_of(deployment)
             try:
                 _create(client, deployment, flows[deployment.entrypoint], directory)
             except PrefectHTTPStatusError as error:
@@ -161,7 +171,7 @@ def import_flows(deployments: Iterable[Deployment] = DEPLOYMENTS) -> None:
     """Import every flow file before `register`. Raises ConfigError when an import fails."""
     import_prefect()
     for deployment in deployments:
-        _flow(deployment)
+        flow_of(deployment)
 
 
 def digest(root: Path = PROJECT) -> str:
@@ -174,7 +184,8 @@ def digest(root: Path = PROJECT) -> str:
     return digest.hexdigest()
 
 
-def _flow(deployment: Deployment) -> Any:
+def flow_of(deployment: Deployment) -> Any:
+    """Import the flow of a deployment. Raises ConfigError when its file cannot be imported."""
     path, function = deployment.entrypoint.split(":")
     module = path.removesuffix(".py").replace("/", ".")
     try:

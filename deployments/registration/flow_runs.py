@@ -28,6 +28,8 @@ class FlowRun:
     """Prefect's name of it: `Scheduled`, `Running`, `Crashed`, …"""
     final: bool
     message: str
+    created_s: float = 0.0
+    """Unix time."""
 
 
 def start(
@@ -81,6 +83,26 @@ def read(api_url: str, flow_run_id: str, limits: RequestLimits = COMMAND) -> Flo
     """Return the state of a flow run."""
     with connected(api_url, limits) as client:
         return _state_of(client.read_flow_run(UUID(flow_run_id)))
+
+
+def newest_supervisor(api_url: str, run_id: str, limits: RequestLimits = COMMAND) -> FlowRun | None:
+    """Return the newest flow run that supervises the run; None for none."""
+    import_prefect()
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterName,
+        FlowRunFilterTags,
+    )
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    which = FlowRunFilter(
+        name=FlowRunFilterName(any_=[run_id]), tags=FlowRunFilterTags(all_=[f"run:{run_id}"])
+    )
+    with connected(api_url, limits) as client:
+        found = client.read_flow_runs(
+            flow_run_filter=which, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=1
+        )
+    return _state_of(found[0]) if found else None
 
 
 def logs(api_url: str, flow_run_id: str) -> list[str]:
@@ -181,4 +203,5 @@ def _state_of(flow_run: Any) -> FlowRun:
         state=state.name if state else "unknown",
         final=bool(state and state.is_final()),
         message=(state.message or "") if state else "",
+        created_s=flow_run.created.timestamp() if flow_run.created else 0.0,
     )

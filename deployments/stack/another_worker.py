@@ -11,6 +11,7 @@ from deployments.stack import commands, cpu_features, environment, up_down
 from deployments.stack.startup import Say
 from storage import plain_names
 from storage.errors import ConfigError
+from storage.machine import gpu_locks
 
 _GPU: Final = re.compile(r"\d{1,4}|(GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 """A GPU in CUDA_VISIBLE_DEVICES: its number, or its UUID."""
@@ -21,6 +22,7 @@ def serve(home: Home, pool: str, region: str, gpus: str, limit: int | None, say:
 
     Raises:
         ConfigError: an argument is wrong, or the server has no such pool of processes.
+        GpuBusyError: another worker of the pool on this machine has one of the GPUs.
     """
     names = check_arguments(pool, region, gpus)
     environment.refuse_bad_addresses()
@@ -35,7 +37,8 @@ def serve(home: Home, pool: str, region: str, gpus: str, limit: int | None, say:
             "there: `astraflow deploy --help`"
         )
     home.create()
-    variables = environment.of_worker(names, cpu_features.isa_ceiling(home.bf16))
+    gpu_locks.reserve_gpus(f"worker-{pool}", names)
+    variables = environment.of_worker(home, names, cpu_features.isa_ceiling(home.bf16))
     command = commands.worker(pool, region, names, 1 if limit is None and names else limit)
     say(f"{command[command.index('--name') + 1]} serves {api_url}; Ctrl-C ends it")
     sys.stdout.flush()

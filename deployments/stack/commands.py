@@ -24,6 +24,11 @@ def mlflow_server(home: Home, port: int) -> list[str]:
     ]
 
 
+def watchdog() -> list[str]:
+    """Return the command of the watchdog."""
+    return [sys.executable, "-m", "deployments.watchdog"]
+
+
 def worker(
     pool: str, region: str = "", gpus: Sequence[str] = (), limit: int | None = None
 ) -> list[str]:

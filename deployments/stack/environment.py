@@ -34,15 +34,11 @@ PREFECT = {
     "PREFECT_WORKER_QUERY_SECONDS": "6",
     "PREFECT_WORKER_HEARTBEAT_SECONDS": "10",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "WARNING",
-    "PREFECT_LOGGING_EXTRA_LOGGERS": "storage,data_ops,rollout,trainer,tasks",
     "PREFECT_CLI_PROMPT": "false",
 }
 """For workers and flow runs. One poll of a worker costs the server 20 ms of CPU time
 (docs/benchmarks.md): three pools polled every second would use 6 % of a core; polled every six
-seconds, a service starts three seconds later on average. The log line "finished in state Completed"
-of a task would be one more row for the server and repeats the task's state."""
+seconds, a service starts three seconds later on average."""
 
 PREFECT_SERVER = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
@@ -91,6 +87,8 @@ POOL = (
 """Variables that a work pool passes to its flow runs. Prefect's address and every secret are
 inherited from the worker."""
 
+NOTIFY = "ASTRAFLOW_NOTIFY"
+"""The notification block, TYPE/NAME, of the automations that notify."""
 PREFECT_AUTH = "PREFECT_API_AUTH_STRING"
 MLFLOW_AUTH = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 MLFLOW_OTHER_AUTH = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
@@ -146,9 +144,10 @@ def given(name: str) -> str | None:
 
 
 def refuse_bad_addresses() -> None:
-    """Raise ConfigError for the first variable whose address cannot be used."""
+    """Raise ConfigError for the first variable whose address or block name cannot be used."""
     for name in addresses.VARIABLES:
         given(name)
+    secret_name()
 
 
 def store_url(home: Home, running: Stack | None = None) -> str:
@@ -163,8 +162,13 @@ def store_url(home: Home, running: Stack | None = None) -> str:
 
 
 def secret_name(running: Stack | None = None) -> str:
-    """Return the block of ASTRAFLOW_STORE_SECRET, else of the running stack; empty: none."""
-    return given("ASTRAFLOW_STORE_SECRET") or (running.store_secret if running else "")
+    """Return the block of ASTRAFLOW_STORE_SECRET, else of the running stack; empty: none.
+
+    Raises ConfigError for what cannot be the name of a block.
+    """
+    name = given(store_credentials.VARIABLE)
+    store_credentials.check_name(name)
+    return name or (running.store_secret if running else "")
 
 
 def open_store(home: Home, running: Stack | None = None) -> ObjectStore:
@@ -262,14 +266,22 @@ def of_mlflow_server(home: Home) -> dict[str, str]:
     return {**_inherited(), **MLFLOW_SERVER, **UNTRACKED, **_of_every_process(home)}
 
 
-def of_worker(gpus: Sequence[str], ceiling: Mapping[str, str]) -> dict[str, str]:
+def of_watchdog(home: Home) -> dict[str, str]:
+    """Return the environment of the watchdog: that of this process, from which it derives those of
+    the processes that it starts again.
+    """
+    return {**os.environ, **UNTRACKED, **_of_every_process(home)}
+
+
+def of_worker(home: Home, gpus: Sequence[str], ceiling: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a worker of another machine's Prefect server, and of its flow runs.
 
     The user's variables take precedence. `gpus` are the names of the GPUs that they may use; empty:
     those of this process.
     """
     own = {gpu_numbers.VARIABLE: ",".join(gpus)} if gpus else {}
-    return {**FLOW_RUN, **PREFECT, **UNTRACKED, **ceiling, **os.environ, **own}
+    logs = {"ASTRAFLOW_LOGS": str(home.logs)}
+    return {**FLOW_RUN, **PREFECT, **UNTRACKED, **ceiling, **logs, **os.environ, **own}
 
 
 def of_pool(environment: Mapping[str, str]) -> dict[str, str]:

@@ -7,20 +7,22 @@ fraction of a second.
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
 from deployments.paths import PROJECT, Home
-from deployments.registration import deployments, pools, work_pools
+from deployments.registration import automations, deployments, pools, work_pools
 from deployments.servers import auth, prefect_toml
 from deployments.stack import commands, cpu_features, environment, processes, readiness, state
-from deployments.stack.state import MLFLOW, SERVER, Stack
+from deployments.stack.state import MLFLOW, SERVER, WATCHDOG, Stack
 from storage.errors import ConfigError
 
 FLOW_LOGS_MAX = 300
 """Number of logs of flow runs' processes that are kept."""
 
+STOP_GRACE_S = 10.0
+"""Time for a process whose record could not be written to stop."""
 PRIVATE_UMASK = 0o077
 """Umask of the servers; also of workers and flow runs, unless their store is outside the home,
 where other users may share it."""
@@ -31,7 +33,7 @@ Say = Callable[[str], None]
 def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack:
     """Return the running stack. Raises ConfigError for the first part that cannot start."""
     environment.adopt(environment.of_stack(home, stack, {}))
-    stack = _start_servers(home, stack, say)
+    stack = start_servers(home, stack, say)
     ceiling = cpu_features.isa_ceiling(home.bf16)
     deployed = _deployment_digest(home, stack, ceiling)
     registers = stack.own_server and deployed != stack.deployed
@@ -44,9 +46,10 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
             stack.prefect_url, pools.load(), sys.executable, shared, environment.POOL
         )
     served = pools.NAMES if stack.own_server else _served_pools(stack, say)
-    stack, started = _start_workers(home, stack, served, ceiling, say)
+    stack, started = _start_idle_workers(home, stack, served, ceiling, say)
     if registers:
         deployments.register(stack.prefect_url)
+        automations.register(stack.prefect_url, environment.given(environment.NOTIFY) or "")
         stack = state.save(home, replace(stack, deployed=deployed))
     _wait_for_workers(stack, started, say)
     if stack.own_server and not prefect_toml.write(
@@ -60,11 +63,16 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
     _prune_flow_logs(home)
     if wait_for_mlflow and stack.own_mlflow:
         _wait_for_server(stack, MLFLOW, stack.mlflow_url, "MLflow", say)
-    return state.save(home, replace(stack, ready=True))
+    return _start_watchdog(home, state.save(home, replace(stack, ready=True)))
 
 
-def _start_servers(home: Home, stack: Stack, say: Say) -> Stack:
-    if not stack.own_server:
+def start_servers(
+    home: Home, stack: Stack, say: Say, names: Container[str] = (SERVER, MLFLOW)
+) -> Stack:
+    """Start those of the stack's own servers, among `names`, that do not run."""
+    if SERVER not in names:
+        pass
+    elif not stack.own_server:
         say(
             f"PREFECT_API_URL is set: using the Prefect server at {stack.prefect_url}, no local "
             "one is started"
@@ -75,7 +83,9 @@ def _start_servers(home: Home, stack: Stack, say: Say) -> Stack:
         stack = _start(
             home, stack, SERVER, command, environment.of_prefect_server(home, stack), PRIVATE_UMASK
         )
-    if not stack.own_mlflow:
+    if MLFLOW not in names:
+        pass
+    elif not stack.own_mlflow:
         say(
             f"MLFLOW_TRACKING_URI is set: using MLflow at {stack.mlflow_url}, no local server is "
             "started"
@@ -127,7 +137,7 @@ def _served_pools(stack: Stack, say: Say) -> list[str]:
     return [name for name, kind in types.items() if kind == "process"]
 
 
-def _start_workers(
+def _start_idle_workers(
     home: Home, stack: Stack, served: Iterable[str], ceiling: Mapping[str, str], say: Say
 ) -> tuple[Stack, Mapping[str, str | None]]:
     """Start a worker for every one of the pools that has none.
@@ -137,13 +147,43 @@ def _start_workers(
     idle = [name for name in served if stack.process(_worker(name)) is None]
     if not idle:
         return stack, {}
-    say(f"starting workers for {', '.join(idle)}")
     before = readiness.worker_beats(stack.prefect_url, idle)
+    stack = start_workers(home, stack, idle, say, ceiling)
+    return stack, {name: before.get((name, commands.worker_name(name))) for name in idle}
+
+
+def start_workers(
+    home: Home,
+    stack: Stack,
+    idle: Sequence[str],
+    say: Say,
+    ceiling: Mapping[str, str] | None = None,
+) -> Stack:
+    """Start a worker for each of these pools, which have none."""
+    if not idle:
+        return stack
+    say(f"starting workers for {', '.join(idle)}")
+    if ceiling is None:
+        ceiling = cpu_features.isa_ceiling(home.bf16)
     complete = environment.of_stack(home, stack, ceiling)
     umask = PRIVATE_UMASK if stack.store_url == home.store.as_uri() else processes.INHERITED_UMASK
     for name in idle:
         stack = _start(home, stack, _worker(name), commands.worker(name), complete, umask)
-    return stack, {name: before.get((name, commands.worker_name(name))) for name in idle}
+    return stack
+
+
+def pools_of(stack: Stack, names: Container[str]) -> list[str]:
+    """Return the pools of those of the stack's workers that are among `names`."""
+    recorded = {process.name for process in stack.processes}
+    return [pool for pool in pools.NAMES if _worker(pool) in recorded and _worker(pool) in names]
+
+
+def _start_watchdog(home: Home, stack: Stack) -> Stack:
+    """Start the watchdog of the ready stack, unless it runs."""
+    if stack.process(WATCHDOG) is not None:
+        return stack
+    complete = environment.of_watchdog(home)
+    return _start(home, stack, WATCHDOG, commands.watchdog(), complete, PRIVATE_UMASK)
 
 
 def _wait_for_workers(stack: Stack, before: Mapping[str, str | None], say: Say) -> None:
@@ -171,14 +211,19 @@ def _start(
     umask: int,
 ) -> Stack:
     started = processes.start(name, command, complete, home.logs / f"{name}.log", PROJECT, umask)
-    return state.save(home, stack.with_process(started))
+    try:
+        return state.save(home, stack.with_process(started))
+    except BaseException:  # only the record knows the process
+        processes.stop([started], STOP_GRACE_S)
+        raise
 
 
 def _deployment_digest(home: Home, stack: Stack, ceiling: Mapping[str, str]) -> str:
     """Return a digest of everything that is registered at the server, to skip a registration."""
     shared = environment.of_pool(environment.of_stack(home, stack, ceiling))
     return hashlib.sha256(
-        f"{deployments.digest()} {sys.executable} {sorted(shared.items())}".encode()
+        f"{deployments.digest()} {sys.executable} {sorted(shared.items())} "
+        f"{environment.given(environment.NOTIFY) or ''}".encode()
     ).hexdigest()
 
 

@@ -19,6 +19,7 @@ FORMAT = 1
 PID_MAX = 2**31 - 1
 SERVER = "prefect-server"
 MLFLOW = "mlflow"
+WATCHDOG = "watchdog"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,10 @@
-"""Start and stop the local stack: the Prefect and MLflow servers and one worker per work pool.
+"""Start and stop the local stack: the Prefect and MLflow servers, one worker per work pool, and a
+watchdog that starts them again when they end.
 
-    up:    server ─▶ (healthy) ─▶ pools ─▶ workers ─▶ deployments ─▶ (workers online)
+    up:    server ─▶ (healthy) ─▶ pools ─▶ workers ─▶ deployments ─▶ (workers online) ─▶ watchdog
            MLflow starts in parallel
-    down:  cancel flow runs ─▶ workers, MLflow ─▶ server ─▶ other processes with the stack's mark
+    down:  watchdog ─▶ cancel flow runs ─▶ workers, MLflow ─▶ server ─▶ other processes with the
+           stack's mark
 
 Both are idempotent, and only one of them runs at a time. With PREFECT_API_URL set, the server is
 external and not started or stopped here; the same holds for MLflow with MLFLOW_TRACKING_URI.
@@ -23,7 +25,7 @@ from deployments.stack import environment, processes, readiness, state
 from deployments.stack.plan import if_running, plan
 from deployments.stack.processes import Process, is_alive
 from deployments.stack.startup import Say, bring_up
-from deployments.stack.state import MLFLOW, SERVER, Stack
+from deployments.stack.state import MLFLOW, SERVER, WATCHDOG, Stack
 from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import AstraFlowError, ConfigError
@@ -95,6 +97,9 @@ def down(home: Home, say: Say = print) -> None:
         if stack is not None:
             with _collecting("recording that the stack is not ready", failures):
                 state.save(home, replace(stack, ready=False))
+            with _collecting("stopping the watchdog", failures):
+                watchdog = [each for each in stack.processes if each.name == WATCHDOG]
+                processes.stop(watchdog, STOP_GRACE_S)
             with _collecting("cancelling flow runs", failures):
                 environment.adopt(settings(home, stack))
                 failures += _end_flow_runs(home, stack, say)
@@ -294,7 +299,7 @@ def _workers(stack: Stack) -> list[Process]:
     return [
         process
         for process in stack.processes
-        if process.name not in (SERVER, MLFLOW) and is_alive(process)
+        if process.name not in (SERVER, MLFLOW, WATCHDOG) and is_alive(process)
     ]
 
 

@@ -7,14 +7,14 @@ every engine must pass `tests/contract/test_rollout_engine.py`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rollout.config import EngineConfig
 from storage.errors import AstraFlowError, ConfigError
 from storage.import_path import PluginKind, resolve
 from storage.records.rollouts import FinishReason
 from storage.records.types import Float32, Int32, Json
-from storage.records.weights import HostTensor
+from storage.records.weights import HostTensor, StoredAdapter
 
 NO_VERSION = -1
 """`Engine.version` before the first weights are loaded."""
@@ -128,6 +128,23 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Abort all requests (`finish_reason="abort"`) and free all resources. Idempotent."""
+
+
+@runtime_checkable
+class AdapterEngine(Protocol):
+    """The optional part of an engine that applies adapters itself; others get merged weights."""
+
+    @property
+    def serves_adapters(self) -> bool:
+        """Whether the settings say so."""
+
+    async def load_adapter(
+        self, version: int, adapter: StoredAdapter, tensors: Mapping[str, HostTensor]
+    ) -> None:
+        """Do what `load` does with W, A and B of a version (`storage/formats/adapters.py`).
+
+        Running requests keep the adapter with which they began, to their last token.
+        """
 
 
 class ContextFullError(ConfigError):

@@ -1,12 +1,12 @@
 """Gives the versions of one policy to its engine, with their adapters merged.
 
     version n: W, A, B ──merge, in a thread──▶ W + scale · B A ──▶ engine.load
+                       ──▶ engine.load_adapter, where the engine applies adapters itself
 
-An engine has no access to manifests and adapters. Versions without an adapter are given as they
-are.
+An engine has no access to manifests. Versions without an adapter are given as they are.
 """
 
-from rollout.engines.engine import Engine
+from rollout.engines.engine import AdapterEngine, Engine
 from storage.coordination.system_threads import in_system_thread
 from storage.formats import adapters
 from storage.formats.adapters import Merged
@@ -27,6 +27,9 @@ class WeightLoader:
         manifest, given = weights.manifest, weights.tensors
         if manifest.adapter is None:
             await self.engine.load(manifest.version, given)
+            return
+        if isinstance(self.engine, AdapterEngine) and self.engine.serves_adapters:
+            await self.engine.load_adapter(manifest.version, manifest.adapter, given)
             return
         merged = await in_system_thread(adapters.merged, manifest.adapter, given, self._merged)
         # Before the engine samples with it: the engine's own digest is that of merged tensors.

@@ -1,10 +1,11 @@
 """Writer of a member's heartbeat: a thread that overwrites it every few seconds.
 
 service ──update, span──▶ HeartbeatWriter ──every interval_s──▶ heartbeats/{kind}/{id}.json
-                                 │
+                                 │    └──▶ observe()
                                  └── a stored heartbeat of a higher attempt ──▶ leave()
 """
 
+import contextvars
 import logging
 import os
 import socket
@@ -22,7 +23,7 @@ from storage.errors import AstraFlowError, ConfigError
 from storage.formats.json_values import storable_text
 from storage.records.control import ClosingStep, Heartbeat, ServiceState, WaitReason
 from storage.records.numbers import QUANTITY_MAX
-from storage.records.progress import PROGRESS_OF, Progress, ServiceKind
+from storage.records.progress import PROGRESS_OF, SIGNED, Progress, ServiceKind
 from storage.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,11 @@ class HeartbeatWriter:
 
     With `leave`, attempts are fenced: if the stored heartbeat is of a higher attempt, this writer
     stops permanently and calls `leave` once, so that the newer of two running attempts of a member
-    remains. All methods may be called from any thread. After the first write, errors of the store
-    do not stop the service: they are logged, once per kind of error.
+    remains. `observe` is called with every heartbeat after the first, also with one that could not
+    be written. The thread that calls it has the context variables of the one that made the writer.
+
+    All methods may be called from any thread. After the first write, errors of the store do not
+    stop the service: they are logged, once per kind of error.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class HeartbeatWriter:
         region: str = "",
         leave: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        observe: Callable[[Heartbeat], None] = lambda beat: None,
     ) -> None:
         self._run = replace(run, patience_s=min(run.patience_s, STORE_PATIENCE_S))
         self._key = layout.heartbeat(kind, id)
@@ -69,7 +74,13 @@ class HeartbeatWriter:
         self._superseded = False
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name=f"heartbeat-{id}", daemon=True)
+        self._thread = threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(self._serve,),
+            name=f"heartbeat-{id}",
+            daemon=True,
+        )
+        self._observe = observe
         self._logged: set[type[AstraFlowError]] = set()
         self._clock = clock
         self._born_s = clock()
@@ -186,6 +197,8 @@ class HeartbeatWriter:
             self._write()
         except AstraFlowError as error:
             self._log(error)
+        if not self._superseded:
+            self._observe(self.last)
 
     def _write(self) -> None:
         if self._is_superseded():
@@ -233,7 +246,7 @@ def _storable(progress: Progress) -> Progress:
     for name, value in vars(progress).items():
         if isinstance(value, Mapping):
             changes[name] = {key: each for key, each in value.items() if _is_quantity(each)}
-        elif value is not None and not _is_quantity(value):
+        elif value is not None and not _is_quantity(abs(value) if name in SIGNED else value):
             changes[name] = vars(type(progress)())[name]
     return replace(progress, **changes)
 

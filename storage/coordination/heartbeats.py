@@ -28,7 +28,7 @@ from storage.records.control import (
     ServiceState,
     WaitReason,
 )
-from storage.records.numbers import Quantity
+from storage.records.numbers import Quantity, SignedQuantity
 from storage.records.progress import PROGRESS_OF, ServiceKind
 from storage.store.object_store import ObjectStore
 
@@ -48,7 +48,7 @@ TEXT_MAX = 2_000
 class _StoredHeartbeat(HeartbeatHeader):
     """A heartbeat as it is stored: the progress record split into numbers and numbers by policy."""
 
-    progress: Mapping[str, Quantity] = field(default_factory=dict)
+    progress: Mapping[str, SignedQuantity] = field(default_factory=dict)
     by_policy: Mapping[str, Mapping[str, Quantity]] = field(default_factory=dict)
     """Field of the progress record → policy → number."""
     rates: Mapping[str, Quantity] = field(default_factory=dict)

@@ -9,7 +9,7 @@ does not detect a flipped bit. Bodies are lz4-compressed.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,9 @@ Table: TypeAlias = Any
 """A pyarrow.Table; pyarrow has no type stubs."""
 Schema: TypeAlias = Any
 Column: TypeAlias = Any
+
+Compression: TypeAlias = Literal["lz4"] | None
+"""None for bytes that stay on one machine, for a moment."""
 
 FORMAT = "1"
 _FORMAT, _KIND, _HEADER, _DIGEST = (
@@ -68,12 +71,19 @@ def list_column(arrays: Sequence[NDArray[Any]], kind: Any, num_empty: int = 0) -
     return pa.ListArray.from_arrays(pa.array(offsets, type=pa.int32()), flat, type=kind)
 
 
-def encode(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -> bytes:
+def encode(
+    schema: Schema,
+    columns: Mapping[str, Any],
+    kind: str,
+    header: Json,
+    compression: Compression = "lz4",
+) -> bytes:
     """Encode a table.
 
     Args:
         columns: arrays or sequences by name.
         header: data that is not in a column.
+        compression: of the columns; files of a store have lz4.
 
     Raises:
         ConfigError: the table is larger than readers accept.
@@ -92,7 +102,9 @@ def encode(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) 
     )
     arrow_sizes.check_table(batch.num_rows, batch.nbytes, kind)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+    with pa.ipc.new_file(
+        sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)
+    ) as writer:
         writer.write_batch(batch)
     body: bytes = sink.getvalue().to_pybytes()
     arrow_sizes.check_written(body, kind)

@@ -3,6 +3,7 @@
     /tmp/astraflow-gpus-UID/            for this user alone
         guard                           held while a process looks who holds what
         GPU-5f1a….4711.3f9c21aa         held by process 4711: {"holder", "pid", "share"}
+        worker-rollout.GPU-5f1a…        held by the Prefect worker of that pool, for its flow runs
 
 A process holds a file for each of its GPUs. The kernel releases it when the process has ended, and
 its child processes that were given `descriptors()`: only then their memory is free. A file that
@@ -80,6 +81,43 @@ def held_gpus(holder: str, numbers: Sequence[int], share: float = 1.0) -> Iterat
         yield
 
 
+def reserve_gpus(holder: str, names: Sequence[str]) -> None:
+    """Reserve GPUs until this process has ended, or the program that it executes in its place.
+
+    `held_gpus` does not count a reservation: it keeps a second holder of the same name from
+    reserving a GPU, and nobody from using one.
+
+    Args:
+        holder: what reserves them, of letters, digits and `-`.
+        names: of the GPUs in CUDA_VISIBLE_DEVICES, each once.
+
+    Raises:
+        GpuBusyError: another process has reserved one.
+        ConfigError: the folder is another user's.
+    """
+    if not names:
+        return
+    folder = _private_folder()
+    identities = gpus.identities(names, gpus.installed())
+    with ExitStack() as stack:
+        in_use = _open_for_good(stack, folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(in_use, fcntl.LOCK_SH)
+        for name, identity in zip(names, identities, strict=True):
+            path = folder / f"{holder}.{identity}"
+            descriptor = _open_for_good(stack, path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                other = _parse(os.read(descriptor, RECORD_BYTES_MAX))
+                raise GpuBusyError(
+                    f"GPU {name} ({identity}) belongs to another {holder} (process {other.pid}); "
+                    "end it, or name other GPUs"
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, _record(holder, 1.0))
+        stack.pop_all()  # all are reserved: nothing is closed
+
+
 def descriptors() -> tuple[int, ...]:
     """Return the descriptors of all held files, for child processes that use the same GPUs."""
     return tuple(descriptor for held in _held.values() for descriptor in held)
@@ -130,10 +168,21 @@ def _take(folder: Path, identity: str, holder: str, share: float) -> int:
     path = folder / f"{identity}.{os.getpid()}.{uuid4().hex[:8]}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    record = {"holder": holder, "pid": os.getpid(), "share": share}
-    os.write(descriptor, json.dumps(record).encode())
+    os.write(descriptor, _record(holder, share))
     _held.setdefault(identity, []).append(descriptor)
     return descriptor
+
+
+def _open_for_good(stack: ExitStack, path: Path, flags: int) -> int:
+    """Open a file that stays open in a program which this process executes in its place."""
+    descriptor = os.open(path, flags, 0o600)
+    stack.callback(os.close, descriptor)
+    os.set_inheritable(descriptor, True)
+    return descriptor
+
+
+def _record(holder: str, share: float) -> bytes:
+    return json.dumps({"holder": holder, "pid": os.getpid(), "share": share}).encode()
 
 
 def _close(identity: str, descriptor: int) -> None:

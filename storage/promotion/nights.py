@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from storage import layout
-from storage.errors import UNREADABLE, CorruptError, NotFoundError
+from storage.errors import UNREADABLE, ConfigError, CorruptError, NotFoundError
 from storage.formats.json_objects import seal, unseal
 from storage.plain_names import RUN_ID
 from storage.records.nights import NightOutcome, NightPlan
@@ -46,13 +46,18 @@ class Nights:
 
 
 def create_plan(store: ObjectStore, plan: NightPlan) -> None:
-    """Create the plan; ConflictError when the night has one."""
-    store.create(layout.night_plan(plan.name, plan.night), seal(plan))
+    """Create the plan.
+
+    Raises:
+        ConflictError: the night has one.
+        ConfigError: it could not be read back, such as one with a name that is too long for a run.
+    """
+    _create(store, layout.night_plan(plan.name, plan.night), plan)
 
 
 def create_outcome(store: ObjectStore, outcome: NightOutcome) -> None:
-    """Create the outcome; ConflictError when the night has one."""
-    store.create(layout.night_outcome(outcome.name, outcome.night), seal(outcome))
+    """Create the outcome; ConflictError when the night has one, ConfigError as `create_plan`."""
+    _create(store, layout.night_outcome(outcome.name, outcome.night), outcome)
 
 
 def read_plan(store: ObjectStore, name: str, night: str) -> NightPlan | None:
@@ -98,6 +103,20 @@ def read_all(store: ObjectStore, name: str) -> Nights:
 def names(store: ObjectStore) -> list[str]:
     """List the names that have nights."""
     return sorted(name for name in store.folders(layout.NIGHTS) if RUN_ID.fullmatch(name))
+
+
+def _create(store: ObjectStore, key: str, record: Record) -> None:
+    body = seal(record)
+    try:
+        if isinstance(record, NightPlan):
+            _decoded(NightPlan, body, key)
+        else:
+            _decoded(NightOutcome, body, key)
+    except CorruptError as error:
+        raise ConfigError(
+            f"the night {record.night} of {record.name} cannot be stored: {error}"
+        ) from error
+    store.create(key, body)
 
 
 def _read(

@@ -71,14 +71,6 @@ class PromotionLog:
         numbers = [*(decision.number for decision in self.readable), *self.unreadable]
         return max(numbers, default=0) + 1
 
-    def up_to(self, number: int) -> "PromotionLog":
-        """Return the log as it was after the decision `number`."""
-        return PromotionLog(
-            self.name,
-            tuple(each for each in self.readable if each.number <= number),
-            {each: why for each, why in self.unreadable.items() if each <= number},
-        )
-
 
 def read_log(store: ObjectStore, name: str) -> PromotionLog:
     """Read every decision of a name; one that cannot be read is listed with the reason.

@@ -63,6 +63,8 @@ class ClosingStep(StrEnum):
     REPORTING = "reporting"
     TRACKING = "tracking"
     """MLflow gets the last metrics, the report and the models."""
+    NOTIFYING = "notifying"
+    """The end of the run is shown in Prefect."""
 
 
 class WaitReason(StrEnum):
@@ -76,6 +78,8 @@ class WaitReason(StrEnum):
     BATCH = "batch"
     ORDERS = "orders"
     SHARDS = "shards"
+    NODES = "nodes"
+    """Other nodes of the trainer."""
     MEMBERS = "members"
     """Members of the run that are not at work yet, or not done."""
     STORE = "store"
@@ -150,6 +154,31 @@ class Heartbeat(HeartbeatHeader):
     def has_ended(self) -> bool:
         """Whether the service left, by its own account."""
         return self.state in (ServiceState.DONE, ServiceState.FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One try of the nodes of a trainer to train together; over as soon as the next one exists.
+
+    Example: `Round(policy="solver", number=3, is_open=True)`.
+    """
+
+    policy: PartName
+    number: Count
+    """From 1, without gaps."""
+    is_open: bool
+    """Nodes may join it; False: it only ends the round before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundEntry:
+    """What one process tells the others in a round. Example:
+    `RoundEntry(name="node/1", value="")`.
+    """
+
+    name: str
+    value: str
+    """Bytes in hexadecimal."""
 
 
 RunEnd: TypeAlias = Literal["completed", "cancelled", "failed", "exhausted"]

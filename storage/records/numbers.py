@@ -27,5 +27,9 @@ Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 """A number of things, or an index; fits a signed 64-bit integer."""
 Quantity: TypeAlias = Annotated[float, Field(ge=0, le=QUANTITY_MAX, allow_inf_nan=False)]
 """A finite float from 0 to 2^53: a counter, a rate, a duration."""
+SignedQuantity: TypeAlias = Annotated[
+    float, Field(ge=-QUANTITY_MAX, le=QUANTITY_MAX, allow_inf_nan=False)
+]
+"""A finite float from -2^53 to 2^53: a mean of rewards."""
 UnixTime: TypeAlias = Annotated[float, Field(ge=0, le=TIME_MAX_S, allow_inf_nan=False)]
 """Seconds since 1970, up to the year 9999."""

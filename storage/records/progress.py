@@ -13,10 +13,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from storage.plain_names import PartName
-from storage.records.numbers import QUANTITY_MAX, Quantity
+from storage.records.numbers import QUANTITY_MAX, Quantity, SignedQuantity
 
 ServiceKind: TypeAlias = Literal[
-    "supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"
+    "supervisor",
+    "base_model",
+    "dataflow",
+    "rollout",
+    "trainer",
+    "trainer_node",
+    "evaluation",
+    "mirror",
 ]
 
 
@@ -92,6 +99,18 @@ class TrainerProgress:
     """Of the last step."""
     wait_fraction: Quantity = 0.0
     """Share of the last step's wall-clock that passed waiting for its batch."""
+    reward_mean: SignedQuantity | None = None
+    """Mean reward of the sequences of the policy that were played before the last step's batch was
+    made; None before the first step. The only field that may be negative.
+    """
+    staleness_mean: Quantity | None = None
+    """Of the last step's batch, in versions."""
+    staleness_max: Quantity | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerNodeProgress:
+    """Nothing: a node makes the calls of its trainer, whose progress is that of both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +124,15 @@ class MirrorProgress:
     """Bytes of weights that were copied into the mirror."""
 
 
+SIGNED = frozenset({"reward_mean"})
+"""Fields that may be negative."""
 Progress: TypeAlias = (
     SupervisorProgress
     | BaseModelProgress
     | DataflowProgress
     | RolloutProgress
     | TrainerProgress
+    | TrainerNodeProgress
     | EvaluationProgress
     | MirrorProgress
 )
@@ -120,6 +142,7 @@ PROGRESS_OF: Mapping[ServiceKind, type[Progress]] = {
     "dataflow": DataflowProgress,
     "rollout": RolloutProgress,
     "trainer": TrainerProgress,
+    "trainer_node": TrainerNodeProgress,
     "evaluation": EvaluationProgress,
     "mirror": MirrorProgress,
 }

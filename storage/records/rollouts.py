@@ -6,7 +6,7 @@ Shape legend: L tokens of one sequence. `run/orders.py` and `run/shards.py` stor
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Protocol
@@ -120,6 +120,13 @@ class Sequence:
         """Return the oldest version of `policy` that sampled a token here; ValueError for none."""
         is_own = self.owners == self.policies.index(policy)
         return int(self.versions[is_own].min())
+
+    def sampled_by(self) -> Iterator[tuple[str, Bool]]:
+        """Yield each policy that sampled a token here, and where: a mask [L]."""
+        for index, policy in enumerate(self.policies):
+            is_own = self.owners == index
+            if is_own.any():
+                yield policy, is_own
 
 
 @dataclass(frozen=True, kw_only=True)

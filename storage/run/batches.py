@@ -18,7 +18,7 @@ import pyarrow as pa
 from storage import layout, plain_names
 from storage.errors import CorruptError
 from storage.formats import arrow_files
-from storage.formats.arrow_files import DICTIONARY, Table, list_of, schema_of
+from storage.formats.arrow_files import DICTIONARY, Compression, Table, list_of, schema_of
 from storage.formats.json_objects import build
 from storage.formats.ragged_lists import TokenLists
 from storage.plain_names import new_write_id
@@ -113,7 +113,7 @@ def next_step(run: ObjectStore, policy: str, start: int = 1) -> int:
     return first_absent(lambda step: exists(run, policy, step), start)
 
 
-def encode(batch: Batch) -> bytes:
+def encode(batch: Batch, compression: Compression = "lz4") -> bytes:
     """Encode a batch, with a new write id: two encodings of one batch differ."""
     rows, ledger, waiting = batch.rows, batch.ledger, batch.waiting
     num_empty = len(ledger) + len(waiting)
@@ -145,7 +145,7 @@ def encode(batch: Batch) -> bytes:
         regions=_regions(rows),
         write_id=new_write_id(),
     )
-    return arrow_files.encode(SCHEMA, columns, KIND, vars(header))
+    return arrow_files.encode(SCHEMA, columns, KIND, vars(header), compression)
 
 
 def decode(body: bytes) -> Batch:

@@ -5,6 +5,7 @@ ingest a quarantined shard again. A quarantined order is closed without sequence
 worker creates one later, is not ingested.
 """
 
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -37,6 +38,14 @@ def quarantine_object(run: ObjectStore, key: str, reason: str) -> None:
 def is_quarantined(run: ObjectStore, key: str) -> bool:
     """Return whether the object `key` has a reason in the quarantine."""
     return run.exists(layout.quarantine(key) + _REASON_SUFFIX)
+
+
+def is_set_aside(quarantined: Container[str], order: int) -> bool:
+    """Return whether the shard of an order, or the order itself, is in quarantine.
+
+    The dataflow ingests no sequence of such a shard.
+    """
+    return layout.shard(order) in quarantined or layout.order(order) in quarantined
 
 
 def read_quarantine(run: ObjectStore) -> dict[str, str]:

@@ -84,11 +84,16 @@ def check_restart(
     run_id: str,
     config: Json | None,
     fill_defaults: FillDefaults = lambda config: config,
+    is_closed: Callable[[ObjectStore], bool] = lambda run: True,
 ) -> Stop | None:
-    """Return the stop that a restart of the run would clear; None without a stop or without a run.
+    """Return the stop that a restart of the run would clear; None without one or without a run.
 
-    Raises ConfigError when the run is completed, or when it has a configuration other than
-    `config`.
+    Args:
+        is_closed: whether all that follows the end of a completed run was done. If not, a restart
+            keeps the stop, and does the rest.
+
+    Raises ConfigError when the run is completed and closed, or when it has a configuration other
+    than `config`.
     """
     run = store.sub(layout.run_prefix(run_id))
     if not run.exists(layout.RUN):
@@ -96,9 +101,11 @@ def check_restart(
     if config is not None:
         _check_same_config(run_id, fill_defaults(read_run(run).config), fill_defaults(config))
     stop = read_stop(run)
-    if stop is not None and stop.state == "completed":
+    if stop is None or stop.state != "completed":
+        return stop
+    if is_closed(run):
         raise ConfigError(f"run {run_id} is completed; choose another run id")
-    return stop
+    return None
 
 
 def run_id(run: ObjectStore) -> str:

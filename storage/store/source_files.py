@@ -8,6 +8,7 @@ a path, `**` any number of parts, and `?`, except on S3, one character. As in a 
 matches no name that begins with a dot, unless the pattern's own last part does.
 """
 
+import fnmatch
 import hashlib
 import os
 import re
@@ -60,7 +61,7 @@ def fault(pattern: str) -> str:
     """
     if not pattern.strip() or not pattern.isprintable():
         return "must be a path or an address of printable characters"
-    if is_remote(pattern) and holds_credentials(pattern):
+    if holds_credentials(pattern):
         return (
             f"contains a credential beside the address {without_credentials(pattern)}, and recipes "
             "are stored; remove it, and set the AWS_… variables or name a profile of ~/.aws"
@@ -70,11 +71,10 @@ def fault(pattern: str) -> str:
         return f"has the unknown scheme {quoted(scheme)}; use a local path, s3:// or memory://"
     try:
         path = s3_url.parse(pattern).root if scheme == "s3" else pattern
-        _regex(path)
     except ConfigError as error:
         return str(error)
-    except (ValueError, re.error) as error:
-        return f"is no pattern of files: {error}"
+    if any("**" in part and part != "**" for part in path.split("/")):
+        return "is no pattern of files: '**' can only be a whole part of a path"
     return ""
 
 
@@ -155,7 +155,7 @@ def _is_shown(name: str, pattern: str) -> bool:
 def _find_on_s3(url: str) -> Iterator[SourceFile]:
     location = s3_url.parse(url)
     bucket = S3Objects(replace(location, root=""))
-    matches = re.compile(_regex(location.root)).match
+    matches = matcher(location.root)
     prefix, token, num_listed = _MAGIC.split(location.root)[0], "", 0
     while True:
         page, token = retried(partial(bucket.list_page, prefix, token))
@@ -184,8 +184,9 @@ def _find_in_memory(url: str) -> Iterator[SourceFile]:
     import fsspec
 
     filesystem: Any = fsspec.filesystem("memory")
-    for path, info in filesystem.glob(url, detail=True).items():
-        if info["type"] != "file":
+    matches = matcher(str(filesystem._strip_protocol(url)))
+    for path, info in filesystem.find("", detail=True).items():
+        if not matches(path):
             continue
         state = (info["size"], filesystem.modified(path))
 
@@ -207,15 +208,18 @@ def _find_locally(pattern: str) -> Iterator[SourceFile]:
     pattern = os.path.abspath(os.path.expanduser(pattern))
     paths = [pattern]
     if not os.path.isfile(pattern):  # a name with a bracket is no pattern
-        if not os.path.isdir(os.path.dirname(_MAGIC.split(pattern)[0])):
+        folder = os.path.dirname(_MAGIC.split(pattern)[0])
+        if not os.path.isdir(folder):
             return
+        depth = None if "**" in pattern else pattern[len(folder) :].count("/") + (folder == "/")
         try:
-            paths = fsspec.filesystem("file").glob(pattern, on_error="raise")
+            found = fsspec.filesystem("file").find(folder, maxdepth=depth, on_error="raise")
         except OSError as error:
             raise ConfigError(
                 f"the files {pattern} cannot be listed: {error}; correct the pattern or the "
                 "permissions, and start again"
             ) from error
+        paths = [*filter(matcher(pattern), found)]
     for path in paths:
         try:
             state = os.stat(path)
@@ -245,7 +249,39 @@ def _identity(state: os.stat_result) -> tuple[int, int, int]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
-def _regex(pattern: str) -> str:
-    from fsspec.utils import glob_translate
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Return the test of a path by a pattern.
 
-    return str(glob_translate(pattern))
+    A name that was made for it takes no longer than others of its length: a part is compared by the
+    expression of `fnmatch`, which goes back to the last `*` only, and parts go back to the last
+    `**` only.
+    """
+    wanted: list[Callable[[str], object] | None] = [
+        None if part == "**" else re.compile(fnmatch.translate("?*" if part == "*" else part)).match
+        for part in pattern.split("/")
+    ]
+
+    def matches(path: str) -> bool:
+        parts = path.split("/")
+        at = part = 0
+        behind: tuple[int, int] | None = None
+        """Where to go on in `wanted` and in `parts` when what follows the last `**` differs."""
+        while part < len(parts):
+            compare: Callable[[str], object] | None = wanted[at] if at < len(wanted) else _nothing
+            if compare is None:
+                behind = at + 1, part + 1
+                at += 1
+            elif compare(parts[part]):
+                at, part = at + 1, part + 1
+            elif behind is not None:
+                at, part = behind
+                behind = at, part + 1
+            else:
+                return False
+        return at == len(wanted)
+
+    return matches
+
+
+def _nothing(part: str) -> None:
+    return None

@@ -6,33 +6,20 @@ waiting ─┬─ + sequences of the shards that batch n ingests
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from storage import layout
 from storage.errors import AstraFlowError, TransientError
 from storage.records.batches import Batch, BatchRow, SequenceKey
-from storage.run import batches
+from storage.run import batches, fates
+from storage.run.fates import BatchFates, LedgerCounts
 from storage.store.object_store import ObjectStore
 from storage.verify.missing_numbers import gaps
 from storage.verify.shards import ShardAudit, row_digest
 from storage.verify.violations import Findings, Invariant
 
 Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LedgerCounts:
-    """Number of batches, and of sequences with tokens of a policy by their fate."""
-
-    batches: int = 0
-    trained: int = 0
-    replayed: int = 0
-    filtered: int = 0
-    expired: int = 0
-    waiting: int = 0
-    """Not decided yet: waiting after the last batch, or in a shard that no batch ingested."""
 
 
 class LedgerAudit:
@@ -60,7 +47,7 @@ class LedgerAudit:
         """Orders whose shards a batch ingested."""
         self._unknown: set[int] = set()
         """Those whose shard is in quarantine: which sequences they have, the batches alone say."""
-        self._counts = dict.fromkeys(("trained", "replayed", "filtered", "expired"), 0)
+        self._counted: list[BatchFates] = []
 
     def audit(self, steps: Sequence[int], due: int, progress: Progress) -> LedgerCounts:
         """Read the batches.
@@ -89,14 +76,11 @@ class LedgerAudit:
                 )
             self._ingest(batch, key)
             self._settle(batch, key)
+            self._compare_regions(batch, key)
             self._compare_waiting(batch, key)
-        not_ingested = sum(
-            len(sequences)
-            for order, sequences in self._digests.items()
-            if order not in self._ingested
-        )
-        waiting = len(self._waiting) + not_ingested
-        return LedgerCounts(batches=len(steps), waiting=waiting, **self._counts)
+            self._counted.append(fates.of_batch(batch))
+        in_shards = {order: len(sequences) for order, sequences in self._digests.items()}
+        return fates.ledger_counts(len(steps), self._counted, in_shards)
 
     def _check_numbers(self, steps: Sequence[int], due: int) -> None:
         last = max([0, *steps])
@@ -121,7 +105,7 @@ class LedgerAudit:
                 continue
             if layout.shard(order) in self._shards.quarantined:
                 self._unknown.add(order)
-            elif order not in self._shards.readable and order not in self._shards.closed_orders:
+            elif order not in self._shards.regions and order not in self._shards.closed_orders:
                 self._findings.add(
                     Invariant.LEDGER,
                     key,
@@ -146,7 +130,6 @@ class LedgerAudit:
         for row in batch.rows:
             self._check_row(batch.step, row, key)
             if row.replay:
-                self._counts["replayed"] += 1
                 if row.key not in self._trained:
                     self._findings.add(
                         Invariant.TRAINED_ONCE,
@@ -160,7 +143,6 @@ class LedgerAudit:
             self._settle_sequence(entry.key, entry.fate, key)
 
     def _settle_sequence(self, sequence: SequenceKey, fate: str, key: str) -> None:
-        self._counts[fate] += 1
         if sequence in self._waiting:
             self._waiting.discard(sequence)
         elif sequence in self._settled:
@@ -206,6 +188,20 @@ class LedgerAudit:
                 key,
                 f"{_name(row.key)} has tokens of version {newest}, which batch {step} cannot know",
             )
+
+    def _compare_regions(self, batch: Batch, key: str) -> None:
+        """Compare the regions of the rows with those of their shards."""
+        regions = {row.key.order: row.region for row in batch.rows}
+        if not any(regions.values()):
+            return  # batches of earlier releases name none
+        for order, region in sorted(regions.items()):
+            sampled_in = self._shards.regions.get(order, region)
+            if region != sampled_in:
+                self._findings.add(
+                    Invariant.TOKENS,
+                    key,
+                    f"names the region {region!r} for order {order}, and its shard {sampled_in!r}",
+                )
 
     def _compare_waiting(self, batch: Batch, key: str) -> None:
         listed = set(batch.waiting)

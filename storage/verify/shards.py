@@ -18,6 +18,7 @@ from storage.records.batches import BatchRow, SequenceKey
 from storage.records.rollouts import Sequence, Shard
 from storage.records.types import Bool, Float32, Int32
 from storage.run import orders, shards
+from storage.run.quarantine import is_set_aside
 from storage.store.object_store import ObjectStore
 from storage.verify.frozen_prompts import PromptAudit
 from storage.verify.missing_numbers import gaps
@@ -52,8 +53,8 @@ class ShardAudit:
         """Orders in quarantine: the dataflow closes them without sequences, whatever their shards
         have.
         """
-        self.readable: set[int] = set()
-        """Orders whose shard can be read."""
+        self.regions: dict[int, str] = {}
+        """Orders whose shard can be read → its region; empty for an unknown one."""
         self.sequences: dict[str, dict[int, dict[SequenceKey, str]]] = {}
         """policy → order → sequence → digest of what the policy's trainer must receive of it."""
         self._run, self._findings, self._prompts = run, findings, prompts
@@ -77,7 +78,7 @@ class ShardAudit:
                     layout.shard(number),
                     f"answers order {number}, which does not exist",
                 )
-            if layout.shard(number) not in self.quarantined and number not in self.closed_orders:
+            if not is_set_aside(self.quarantined, number):
                 self._audit_shard(number, terms.get(number))
 
     def check_versions(self, published: Mapping[str, Mapping[int, str]]) -> None:
@@ -148,7 +149,7 @@ class ShardAudit:
                 Invariant.LEDGER, key, f"cannot be read and is not in quarantine: {error}"
             )
             return
-        self.readable.add(number)
+        self.regions[number] = shard.region if layout.NAME.fullmatch(shard.region) else ""
         if terms is not None:
             self._check_terms(shard, terms, key)
         for policy, versions in shard.weights.items():
@@ -179,10 +180,7 @@ class ShardAudit:
 
     def _add_sequence(self, shard: Shard, key: SequenceKey, sequence: Sequence) -> None:
         """Check the versions of a sequence's tokens, and keep its digest for each policy."""
-        for index, policy in enumerate(sequence.policies):
-            of_policy = sequence.owners == index
-            if not of_policy.any():
-                continue
+        for policy, of_policy in sequence.sampled_by():
             for version in np.unique(sequence.versions[of_policy]).tolist():
                 if version not in shard.weights.get(policy, {}):
                     self._findings.add(

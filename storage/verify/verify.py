@@ -19,9 +19,10 @@ from storage.errors import UNREADABLE
 from storage.records.weights import Origin
 from storage.records.windows import PromptWindow
 from storage.run import batches, quarantine, runs
+from storage.run.fates import LedgerCounts
 from storage.store.object_store import ObjectStore
 from storage.verify.frozen_prompts import PromptAudit
-from storage.verify.ledger import LedgerAudit, LedgerCounts
+from storage.verify.ledger import LedgerAudit
 from storage.verify.named_versions import check_named_versions, read_named_versions
 from storage.verify.shards import ShardAudit
 from storage.verify.violations import Findings, Invariant, Violation

@@ -22,7 +22,9 @@ class Invariant(IntEnum):
     LEDGER = 6
     """Every sequence of every shard is trained, filtered, expired or waiting, and exactly one."""
     TOKENS = 7
-    """A batch holds the tokens, log-probabilities and rewards of the shard, unchanged."""
+    """A batch holds the tokens, log-probabilities and rewards of the shard, unchanged, and names
+    its region.
+    """
 
 
 class Violation(NamedTuple):

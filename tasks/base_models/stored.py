@@ -146,7 +146,7 @@ class RegisteredModel(StoredModel):
     """A model that a run of the same store has registered in MLflow, with an alias or a number."""
 
     def _origin(self, store: ObjectStore) -> Origin:
-        from tasks.monitoring import registered_models
+        from tasks.tracking import registered_models
 
         match = _REGISTERED.fullmatch(self.registered)
         assert match is not None, "the recipe was validated"

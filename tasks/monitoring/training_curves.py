@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from storage.errors import UNREADABLE, NotFoundError
 from storage.records.batches import Batch
-from storage.run import batches
+from storage.run import batches, fates
+from storage.run.fates import BatchFates
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
 
@@ -39,10 +40,10 @@ class CurvePoint:
     """`trainer/…` of the manifest and `dataflow/…` of the batch."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Versions behind → sequences of the batch."""
-    fates: Mapping[str, int] = field(default_factory=dict)
-    """`trained`, `replayed`, `filtered: REASON`, `expired` → sequences since the step before."""
-    waiting: int = 0
-    """Sequences that wait after the batch."""
+    fates: BatchFates | None = None
+    """Counts of the ledger of the batch; None without a readable batch."""
+    is_complete: bool = False
+    """Whether both objects of the step were read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,17 +71,26 @@ class History:
         """Versions behind → sequences, over all steps."""
         return _summed(step.staleness for step in self.steps)
 
-    def fates(self) -> Counter[str]:
-        return _summed(step.fates for step in self.steps)
-
 
 def read_history(
-    run: ObjectStore, policy: str, newest: int, steps_max: int = STEPS_READ_MAX
+    run: ObjectStore,
+    policy: str,
+    newest: int,
+    steps_max: int = STEPS_READ_MAX,
+    known: Mapping[int, CurvePoint] | None = None,
 ) -> History:
-    """Read steps 0 to `newest`; of more than `steps_max`, an even sample with both ends."""
+    """Read steps 0 to `newest`; of more than `steps_max`, an even sample with both ends.
+
+    Complete steps of `known`, an earlier reading, are not read again: they never change.
+    """
+    complete = {number: step for number, step in (known or {}).items() if step.is_complete}
+
+    def read(number: int) -> CurvePoint | None:
+        return complete.get(number) or read_step(run, policy, number)
+
     numbers = sample(newest + 1, steps_max)
     with ThreadPoolExecutor(READERS, thread_name_prefix="history") as pool:
-        steps = list(pool.map(lambda number: read_step(run, policy, number), numbers))
+        steps = list(pool.map(read, numbers))
     return History(policy, tuple(step for step in steps if step is not None), newest + 1)
 
 
@@ -108,8 +118,12 @@ def read_step(run: ObjectStore, policy: str, number: int) -> CurvePoint | None:
     except (NotFoundError, *UNREADABLE):
         return of_batch
     point = of_batch or CurvePoint(number=number, created_s=0.0, metrics={})
-    metrics = {**point.metrics, **manifest.metrics}
-    return replace(point, created_s=manifest.created_s, metrics=metrics)
+    return replace(
+        point,
+        created_s=manifest.created_s,
+        metrics={**point.metrics, **manifest.metrics},
+        is_complete=of_batch is not None or number == 0,
+    )
 
 
 def sample(count: int, limit: int) -> list[int]:
@@ -123,18 +137,12 @@ def sample(count: int, limit: int) -> list[int]:
 
 def _of_batch(batch: Batch) -> CurvePoint:
     staleness = Counter(batch.step - 1 - row.min_version for row in batch.rows if not row.replay)
-    fates = Counter("replayed" if row.replay else "trained" for row in batch.rows)
-    fates.update(
-        f"{entry.fate}: {entry.reason}" if entry.fate == "filtered" else entry.fate
-        for entry in batch.ledger
-    )
     return CurvePoint(
         number=batch.step,
         created_s=batch.created_s,
         metrics=batch.metrics,
         staleness=staleness,
-        fates=fates,
-        waiting=len(batch.waiting),
+        fates=fates.of_batch(batch),
     )
 
 

@@ -16,7 +16,10 @@ from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.records.promotions import PromotionDecision, TeamVersion
 from storage.run import runs
 from storage.store.object_store import ObjectStore
-from tasks.monitoring.mlflow_client import (
+from tasks.promotion.decision_log import Standing
+from tasks.promotion.kept_versions import require_weights
+from tasks.recipes.stored_config import read_config
+from tasks.tracking.mlflow_client import (
     DIGEST_TAG,
     POLICY_TAG,
     RUN_TAG,
@@ -26,10 +29,7 @@ from tasks.monitoring.mlflow_client import (
     model_name,
     translated,
 )
-from tasks.monitoring.mlflow_sync import register_version
-from tasks.promotion.decision_log import Standing
-from tasks.promotion.kept_versions import require_weights
-from tasks.recipes.stored_config import read_config
+from tasks.tracking.mlflow_sync import register_version
 
 ALIASES = ("previous", "challenger", "champion")
 """In the order of their moves. Those of `champion` are last, and next to each other."""

@@ -12,10 +12,11 @@ from storage import layout
 from storage.records.promotions import GateRow, PromotionDecision
 from storage.run import runs
 from storage.store.object_store import ObjectStore
-from tasks.monitoring.mlflow_client import PARENT, Board
+from tasks.events.run_events import RUN_RESOURCE
 from tasks.recipes.stored_config import read_config
 from tasks.services.prefect_settings import COMMAND, client_of, import_prefect
 from tasks.terminal_text import markdown as escaped
+from tasks.tracking.mlflow_client import PARENT, Board
 
 EVENT = "astraflow.promotion.{kind}"
 RESOURCE = "astraflow.promotion.{name}"
@@ -60,6 +61,13 @@ def to_prefect(store: ObjectStore, decision: PromotionDecision, api_url: str) ->
                 "prefect.resource.id": RESOURCE.format(name=decision.name),
                 "prefect.resource.name": decision.name,
             },
+            related=[
+                {
+                    "prefect.resource.id": RUN_RESOURCE.format(run_id=run_id),
+                    "prefect.resource.role": "run",
+                }
+                for run_id in dict.fromkeys(each.run_id for each in decision.team.values())
+            ],
             payload=_payload(decision),
             id=uuid.uuid5(
                 uuid.NAMESPACE_URL,

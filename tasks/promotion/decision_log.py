@@ -8,7 +8,7 @@ further back.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from storage import layout
@@ -66,7 +66,15 @@ Draft = Callable[[Standing, PromotionLog], PromotionDecision]
 
 
 def fold(log: PromotionLog) -> Standing:
-    """Compute the standing from all decisions of a log.
+    """Compute the standing from all decisions of a log."""
+    standing = Standing(name=log.name, champion=None, previous=None, challenger=None)
+    for _, after in standings(log):
+        standing = after
+    return standing
+
+
+def standings(log: PromotionLog) -> Iterator[tuple[int, Standing]]:
+    """Yield each decision's number and the standing after it, in the order of the numbers.
 
     An unreadable decision may have been a promotion: after it the champion is unknown, until a
     later decision names one.
@@ -77,27 +85,29 @@ def fold(log: PromotionLog) -> Standing:
     unknown = ""
     decisions = {decision.number: decision for decision in log.readable}
     for number in sorted(decisions.keys() | log.unreadable.keys()):
-        if number not in decisions:
+        decision = decisions.get(number)
+        if decision is None:
             champion = challenger = None
             unknown = log.unreadable[number]
-            continue
-        decision = decisions[number]
-        if decision.kind is DecisionKind.REJECTED:
+        elif decision.kind is DecisionKind.REJECTED:
             challenger = decision
-            continue
-        if decision.kind is DecisionKind.ROLLED_BACK:
-            returned = champions.get(decision.returns_to or 0)
-            champion = _Champion(decision, returned.before if returned else None)
         else:
-            champion = _Champion(decision, champion)
-        champions[number], challenger, unknown = champion, None, ""
-    return Standing(
-        name=log.name,
-        champion=champion.decision if champion else None,
-        previous=champion.before.decision if champion and champion.before else None,
-        challenger=challenger,
-        unknown=unknown,
-    )
+            before = champion
+            if decision.kind is DecisionKind.ROLLED_BACK:
+                returned = champions.get(decision.returns_to or 0)
+                before = returned.before if returned else None
+            champion = champions[number] = _Champion(decision, before)
+            challenger, unknown = None, ""
+        yield (
+            number,
+            Standing(
+                name=log.name,
+                champion=champion.decision if champion else None,
+                previous=champion.before.decision if champion and champion.before else None,
+                challenger=challenger,
+                unknown=unknown,
+            ),
+        )
 
 
 def require_known(store: ObjectStore, standing: Standing) -> None:

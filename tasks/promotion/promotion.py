@@ -18,9 +18,9 @@ from storage.promotion import promotions
 from storage.promotion.promotions import PromotionLog
 from storage.records.promotions import DecisionKind, GateVerdict, PromotionDecision, Team
 from storage.store.object_store import ObjectStore
-from tasks.monitoring.mlflow_sync import tracking_uri
 from tasks.promotion import aliases, announcements, decision_log, kept_versions
 from tasks.promotion.decision_log import Standing
+from tasks.tracking.mlflow_sync import tracking_uri
 
 log = logging.getLogger(__name__)
 

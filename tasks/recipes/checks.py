@@ -51,8 +51,9 @@ def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
     `written` is the same configuration as plain data, without the defaults.
     """
     checks = (
-        _names, _roles, _rewards, _engines, _sglang_urls, _trained_by, _algorithms, _groups,
-        _sampling, _prompts, _gate, _models, _mirrors, _times, _placement_and_prices,
+        _names, _roles, _rewards, _engines, _sglang_urls, _served_adapters, _trained_by,
+        _algorithms, _groups, _sampling, _prompts, _gate, _models, _mirrors, _times,
+        _placement_and_prices,
     )  # fmt: skip
     without_effect = [Problem(path, why) for path, why in schema.without_effect(written).items()]
     return [*without_effect, *(problem for check in checks for problem in check(config))]
@@ -68,6 +69,14 @@ def _names(config: RunConfig) -> Iterator[Problem]:
                 f"a name is at most {NAME_MAX} letters, digits, - and _ only, since it becomes "
                 "part of file names",
             )
+    for name, spec in config.policies.items():
+        for node in range(1, spec.train.nodes):
+            if (taken := f"{name}-node-{node}") in config.policies:
+                yield Problem(
+                    ("policies", taken),
+                    f"the trainer of this policy would have the name of node {node} of {name}, "
+                    f"whose train.nodes is {spec.train.nodes}; choose another name",
+                )
     if config.evaluation is not None:
         dataset = config.evaluation.dataset
         if not dataset.strip() or not dataset.isprintable():
@@ -187,6 +196,31 @@ def _sglang_urls(config: RunConfig) -> Iterator[Problem]:
             f"would serve {engines} engines (one for each policy of each worker and of the "
             "evaluation), and a server serves one; remove urls, so that each engine starts its own",
         )
+
+
+def _served_adapters(config: RunConfig) -> Iterator[Problem]:
+    """Servers that apply adapters have room for those of all policies, and there is one."""
+    room = config.rollout.engine.sglang.adapter_rank
+    if not room:
+        return
+    ranks = {
+        name: adapter.rank
+        for name, policy in config.policies.items()
+        if (adapter := policy.train.adapter.stored())
+    }
+    if not ranks:
+        yield Problem(
+            ("rollout", "engine", "sglang", "adapter_rank"),
+            "has no effect: no policy publishes adapters; set train.adapter.publish: adapter, or "
+            "leave adapter_rank out",
+        )
+    for name, rank in ranks.items():
+        if rank > room:
+            yield Problem(
+                ("policies", name, "train", "adapter", "rank"),
+                f"{rank} is above rollout.engine.sglang.adapter_rank {room}, for which the servers "
+                "have room; raise that",
+            )
 
 
 def _trained_by(config: RunConfig) -> Iterator[Problem]:

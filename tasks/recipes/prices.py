@@ -1,7 +1,7 @@
 """Prices of members: which price of `budget.price_per_hour` is that of a member.
 
     control        base models, dataflow, evaluation
-    trainers       trainers
+    trainers       trainers, each of their nodes
     rollout        rollout workers and mirrors, of all regions without a price of their own
     rollout/NAME   those of one region
 
@@ -20,6 +20,7 @@ POOLS: Mapping[ServiceKind, str] = {
     "dataflow": "control",
     "evaluation": "control",
     "trainer": "trainers",
+    "trainer_node": "trainers",
     "rollout": ROLLOUT,
     "mirror": ROLLOUT,
 }

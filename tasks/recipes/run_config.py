@@ -34,6 +34,8 @@ from trainer.config import TrainConfig
 
 DATASETS_MAX = ROWS_MAX - 1
 """Data sets of the gate; its table has one more row."""
+WORKERS_MAX = 10_000
+"""Rollout workers of all regions: the supervisor looks at each of them every few seconds."""
 
 
 class PolicyConfig(Frozen):
@@ -91,6 +93,10 @@ class TrackingConfig(Frozen):
     """
     register_models: bool = True
     """Register each policy's final weights as a model version."""
+    registered_weights: Literal["copy", "reference"] = "copy"
+    """`copy`: MLflow's artifacts have the weights. `reference`: they stay in the run's store, from
+    which MLflow loads them.
+    """
 
 
 class SuperviseConfig(Frozen):
@@ -111,6 +117,10 @@ class SuperviseConfig(Frozen):
     stop_timeout_s: Seconds = 40.0
     """Time for members to stop when the run ends, before they are cancelled; ten times this time
     after a completed run, for members that still work.
+    """
+    close_timeout_s: Seconds = 7200.0
+    """Time limit of each closing step: last evaluation, verify, report, register, notify. The run
+    goes on to the next step without it.
     """
 
 
@@ -161,6 +171,11 @@ class RunConfig(Frozen):
     supervise: SuperviseConfig = SuperviseConfig()
     budget: BudgetConfig = BudgetConfig()
     log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
+    """The least severe records of AstraFlow in Prefect's logs."""
+    log_every_s: Seconds = 60.0
+    """Longest time between two lines about the progress of a service, at level INFO."""
+    log_every_steps: Steps = 10
+    """A trainer also writes such a line after this number of steps."""
 
     @model_validator(mode="before")
     @classmethod
@@ -186,11 +201,17 @@ class RunConfig(Frozen):
         return tuple(dict.fromkeys(self.policies, version) for version in due)
 
     @model_validator(mode="after")
-    def _some_worker(self) -> "RunConfig":
-        if not sum(region.workers for region in self.rollout.regions.values()):
+    def _number_of_workers(self) -> "RunConfig":
+        workers = sum(region.workers for region in self.rollout.regions.values())
+        if not workers:
             raise ValueError(
                 "rollout.regions has no worker at all; set workers: 1 or more in at least one "
                 "region"
+            )
+        if workers > WORKERS_MAX:
+            raise ValueError(
+                f"rollout.regions has {workers:,} workers, and a run has at most "
+                f"{WORKERS_MAX:,}; lower workers"
             )
         return self
 

@@ -69,11 +69,14 @@ def read(store: ObjectStore, name: str) -> NightHistory:
         )
         for night in stored.readable
     )
-    changes = []
-    for decision in log.readable:
-        standing = decision_log.fold(log.up_to(decision.number))
-        roles = {role: each.number for role, each in standing.roles.items()}
-        changes.append(RoleChange(decision=decision, roles=roles))
+    changes = [
+        RoleChange(
+            decision=decisions[number],
+            roles={role: each.number for role, each in standing.roles.items()},
+        )
+        for number, standing in decision_log.standings(log)
+        if number in decisions
+    ]
     unreadable = {f"night {night}": why for night, why in stored.unreadable.items()}
     unreadable |= {f"decision {number}": why for number, why in log.unreadable.items()}
     return NightHistory(

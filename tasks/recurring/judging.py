@@ -9,6 +9,7 @@ from storage.promotion import nights
 from storage.records.nights import NightEnd, NightOutcome, NightPlan
 from storage.run import evaluations, runs
 from storage.store.object_store import ObjectStore
+from tasks.monitoring import closing_steps
 from tasks.promotion import candidates, promotion
 from tasks.promotion.contest import Contest
 from tasks.recipes.run_config import RunConfig
@@ -59,9 +60,10 @@ def decide(store: ObjectStore, plan: NightPlan, contest: Contest) -> NightOutcom
 
 
 def is_completed(store: ObjectStore, plan: NightPlan) -> bool:
-    """Return whether the night's run has reached its end."""
-    stop = runs.read_stop(store.sub(layout.run_prefix(plan.run_id)))
-    return stop is not None and stop.state not in UNFINISHED
+    """Return whether the night's run has reached its end and its closing steps were taken."""
+    run = store.sub(layout.run_prefix(plan.run_id))
+    stop = runs.read_stop(run)
+    return stop is not None and stop.state not in UNFINISHED and closing_steps.all_taken(run)
 
 
 def unfinished(store: ObjectStore, plan: NightPlan) -> NightOutcome | None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from prefect import allow_failure, tags
 from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Failed
@@ -61,11 +62,15 @@ async def run(request: NightRequest, train: Train) -> State[None]:
     night = request.night or night_id(flow_run.get_scheduled_start_time())
     await asyncio.to_thread(store_credentials.load)
     await introduce(f"{name} {night}", f"night:{name}")
-    plan = prefect_steps.resolve_champion(name, night, request.schedule)
-    outcome = plan if isinstance(plan, NightOutcome) else await _train(plan, request, train)
-    prefect_steps.report(outcome, config)
-    if request.notify:
-        await prefect_steps.notify(outcome, request.notify)
+    with tags(f"night:{name}"):
+        plan = prefect_steps.resolve_champion(name, night, request.schedule)
+        outcome = plan if isinstance(plan, NightOutcome) else await _train(plan, request, train)
+        reported = prefect_steps.report(outcome, config, return_state=True)
+        if request.notify:
+            after = [allow_failure(reported)]
+            await prefect_steps.notify(  # type: ignore[misc]  # the overload for tasks that are no coroutines
+                outcome, request.notify, return_state=True, wait_for=after
+            )
     return _final_state(outcome)
 
 

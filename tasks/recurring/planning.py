@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 HEARTBEAT_INTERVAL_S = 2.0
 SILENCE_LIMIT_S = 60.0
 """A night whose heartbeat does not change for this time has died."""
+EARLY_LIMIT_S = 86_400.0
+"""A night cannot begin longer than this before its due time: every night until then would be
+skipped. Clocks and time zones may differ by less.
+"""
 REASON_MAX = 2_000
 """Characters; a longer reason is cut."""
 
@@ -59,7 +63,8 @@ def begin(
     """Return the plan of a night, created now or by an earlier try; its outcome where it is over.
 
     Raises:
-        ConfigError: the night runs in another process, or the champion is not known.
+        ConfigError: the night runs in another process, is due in more than a day, or cannot be
+            stored; or the champion is not known.
         CorruptError: a record of this night or of one before it cannot be read.
     """
     own = nights.read_night(store, name, night)
@@ -71,6 +76,7 @@ def begin(
                 f"night {night} of {name} runs already, in another process; end that one first"
             )
         return own.plan
+    _refuse_early(night, now_s())
     if reason := _reason_to_skip(store, name, night, schedule, now_s(), pause):
         return end(store, name, night, NightEnd.SKIPPED, reason)
     plan = _planned(store, name, night, schedule, now_s())
@@ -131,6 +137,15 @@ def _last_beat(folder: ObjectStore) -> tuple[float, int] | None:
     """Return (start, number of heartbeats) of the night's process; None where there is none."""
     living = (beat for beat in heartbeats.readable(folder) if not beat.has_ended)
     return next(((beat.started_s, beat.beats) for beat in living), None)
+
+
+def _refuse_early(night: str, now_s: float) -> None:
+    early_s = due_s(night) - now_s
+    if early_s > EARLY_LIMIT_S:
+        raise ConfigError(
+            f"night {night} is due in {early_s / EARLY_LIMIT_S:,.1f} days, and all nights before "
+            "it would be skipped; correct night_id, or the clock of this machine"
+        )
 
 
 def _reason_to_skip(

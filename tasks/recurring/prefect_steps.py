@@ -1,5 +1,8 @@
 """The steps of a night as Prefect tasks: each calls one plain function. Prefect's graph shows how
 they follow from each other.
+
+A step that exceeds its time limit fails the night, which has no outcome then and can be started
+again.
 """
 
 import asyncio
@@ -26,10 +29,14 @@ if TYPE_CHECKING:  # it imports torch, which a skipped night does not need
 
 RETRIES, RETRY_DELAY_S = 5, 10.0
 """Of each step, while the store does not answer."""
+STEP_TIMEOUT_S = 3600.0
+PLAY_TIMEOUT_S = 86_400.0
+"""Of the paired evaluation."""
+NIGHT_TAG = "night"
 
 
-def _is_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    return isinstance(state.result(raise_on_failure=False), TransientError)
+async def _is_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    return isinstance(await state.aresult(raise_on_failure=False), TransientError)
 
 
 _step: dict[str, Any] = {
@@ -38,6 +45,8 @@ _step: dict[str, Any] = {
     "retries": RETRIES,
     "retry_delay_seconds": RETRY_DELAY_S,
     "retry_condition_fn": _is_transient,
+    "timeout_seconds": STEP_TIMEOUT_S,
+    "tags": [NIGHT_TAG],
 }
 
 
@@ -47,7 +56,7 @@ def resolve_champion(name: str, night: str, schedule: Schedule) -> NightPlan | N
     return planning.begin(object_store.default_store(), name, night, schedule)
 
 
-@task(name="freeze data window", task_run_name="freeze the data of {plan.night}", **_step)
+@task(name="freeze data window", task_run_name="freeze the data of {plan.run_id}", **_step)
 def freeze_data(
     plan: NightPlan, recipe: str, overrides: Mapping[str, Any], deployment: str
 ) -> dict[str, Any] | NightOutcome:
@@ -65,7 +74,11 @@ def freeze_data(
     return assigned
 
 
-@task(name="paired evaluation", task_run_name="play against the champion", **_step)
+@task(
+    name="paired evaluation",
+    task_run_name="play {plan.run_id} against the champion",
+    **{**_step, "timeout_seconds": PLAY_TIMEOUT_S},
+)
 async def play(plan: NightPlan, trained: State[Any] | None) -> "Contest":
     """Play the held-out problems with the best version of the night's run, and with the champion.
 
@@ -81,13 +94,13 @@ async def play(plan: NightPlan, trained: State[Any] | None) -> "Contest":
     return await asyncio.to_thread(contest, store, plan.name, plan.run_id, config, versions)
 
 
-@task(name="gate", task_run_name="promote or reject", **_step)
+@task(name="gate", task_run_name="promote or reject {plan.run_id}", **_step)
 def decide(plan: NightPlan, played: "Contest") -> NightOutcome:
     """Promote the candidate, or keep the champion."""
     return judging.decide(object_store.default_store(), plan, played)
 
 
-@task(name="report", task_run_name="report {outcome.end.value}", **_step)
+@task(name="report", task_run_name="report {outcome.name} {outcome.night}", **_step)
 def report(outcome: NightOutcome, config: RunConfig) -> None:
     """Show the night in Prefect and MLflow, and write the page of all nights. What fails is logged:
     the outcome stands.
@@ -95,7 +108,7 @@ def report(outcome: NightOutcome, config: RunConfig) -> None:
     reporting.report(object_store.default_store(), outcome, config)
 
 
-@task(name="notify", task_run_name="notify {block}", cache_policy=NO_CACHE, persist_result=False)
+@task(name="notify", task_run_name="notify {block} of {outcome.name} {outcome.night}", **_step)
 async def notify(outcome: NightOutcome, block: str) -> None:
     """Send the outcome to a notification block of Prefect; an error is logged."""
     await reporting.notify(outcome, block)

@@ -17,14 +17,14 @@ from typing import Any
 from storage import layout
 from storage.records.nights import NightOutcome
 from storage.store.object_store import ObjectStore
-from tasks.monitoring.mlflow_client import PARENT, Board, Point
-from tasks.monitoring.mlflow_sync import tracking_uri
 from tasks.recipes.run_config import RunConfig
 from tasks.recurring import history
 from tasks.recurring.history import NightHistory, NightRow
 from tasks.reports import nights_page
 from tasks.reports.nights_page import percent, points
 from tasks.terminal_text import markdown as escaped
+from tasks.tracking.mlflow_client import PARENT, Board, Point
+from tasks.tracking.mlflow_sync import tracking_uri
 
 log = logging.getLogger(__name__)
 

@@ -3,20 +3,17 @@
 Each token is decoded alone, so that a reader sees what the engine consumed and produced.
 """
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 from storage.errors import UNREADABLE, NotFoundError
 from storage.records.rollouts import NOT_SAMPLED, Episode, FailureKind, Sequence, Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore
-from storage.weights import reader
+from tasks.episodes.token_view import Decode, decoder
 from tasks.monitoring.training_curves import sample
-
-log = logging.getLogger(__name__)
 
 PHASES = ("early", "middle", "late")
 EPISODES_PER_PHASE = 12
@@ -27,7 +24,6 @@ TOKENS_MAX = 16_000
 """Tokens shown of all episodes together; the page then is smaller than two megabytes."""
 LEFT_OUT = " … "
 
-Decode = Callable[[int], str]
 Outcome = Literal["right", "wrong", "mended", "spoiled", "failed"]
 
 
@@ -77,14 +73,16 @@ class EpisodeSample:
     turns: tuple[TurnText, ...]
 
 
-def sample_episodes(run: ObjectStore, num_orders: int, policy: str) -> list[EpisodeSample]:
+def sample_episodes(run: ObjectStore, orders: Many[int], policy: str) -> list[EpisodeSample]:
     """Sample up to `EPISODES_PER_PHASE` episodes of each third of the run.
 
-    Tokens are decoded by the tokenizer of `policy`.
+    Args:
+        orders: orders with a shard, ascending.
+        policy: its tokenizer decodes the tokens.
     """
     decode = decoder(run, policy)
     samples: list[EpisodeSample] = []
-    for phase, numbers in _phases(num_orders):
+    for phase, numbers in _phases(orders):
         candidates: list[EpisodeSample] = []
         for number in numbers:
             try:
@@ -95,36 +93,11 @@ def sample_episodes(run: ObjectStore, num_orders: int, policy: str) -> list[Epis
     return list(_bounded(samples))
 
 
-def decoder(run: ObjectStore, policy: str) -> Decode:
-    """A function from a token to its text, by the `tokenizer.json` of version 0.
-
-    Without a readable tokenizer the text is the token's number.
-    """
-    try:
-        files = reader.fetch_files(run, policy, 0)
-    except (NotFoundError, *UNREADABLE):
-        files = {}
-    if "tokenizer.json" in files:
-        from tokenizers import Tokenizer
-
-        try:
-            tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
-        except Exception as error:  # the class that tokenizers raises
-            log.warning(
-                "tokens are shown as numbers: the tokenizer.json of %s cannot be read: %s",
-                policy,
-                error,
-            )
-        else:
-            return cache(lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))
-    return lambda token: f"⟨{token}⟩"
-
-
-def _phases(num_orders: int) -> Iterator[tuple[str, list[int]]]:
+def _phases(orders: Many[int]) -> Iterator[tuple[str, list[int]]]:
     """Phase and a few order numbers of each third of the orders."""
     for index, phase in enumerate(PHASES):
-        low, high = num_orders * index // 3, num_orders * (index + 1) // 3
-        yield phase, [low + offset for offset in sample(high - low, ORDERS_PER_PHASE)]
+        part = orders[len(orders) * index // 3 : len(orders) * (index + 1) // 3]
+        yield phase, [part[place] for place in sample(len(part), ORDERS_PER_PHASE)]
 
 
 def _of_shard(shard: Shard, phase: str, decode: Decode) -> Iterator[EpisodeSample]:
@@ -168,12 +141,11 @@ def _outcome(episode: Episode) -> Outcome:
 def _versions(episode: Episode) -> dict[str, tuple[int, int]]:
     ranges: dict[str, tuple[int, int]] = {}
     for sequence in episode.sequences:
-        for index, policy in enumerate(sequence.policies):
-            versions = sequence.versions[sequence.owners == index]
-            if versions.size:
-                first, last = int(versions.min()), int(versions.max())
-                low, high = ranges.get(policy, (first, last))
-                ranges[policy] = (min(low, first), max(high, last))
+        for policy, is_own in sequence.sampled_by():
+            versions = sequence.versions[is_own]
+            first, last = int(versions.min()), int(versions.max())
+            low, high = ranges.get(policy, (first, last))
+            ranges[policy] = (min(low, first), max(high, last))
     return ranges
 
 

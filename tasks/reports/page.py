@@ -4,34 +4,40 @@
     evaluations, episode samples
 
 This module collects the data and formats the texts; `figures.py` selects the figures, `plots.py`
-draws them, the template has the layout.
+draws them, the template has the layout. The page of a run that goes on reloads itself; `watch`
+writes it again and again.
 """
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from storage import layout
 from storage.coordination import heartbeats
 from storage.records.control import Heartbeat
 from storage.run import evaluations
 from storage.run.evaluations import SOLO_WORKFLOW, Evaluation
+from storage.run.fates import BatchFates
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.budget_status import budget_words
-from tasks.monitoring.mlflow_client import flatten
 from tasks.monitoring.status import status_of
 from tasks.monitoring.status_schema import Status, continues
 from tasks.monitoring.training_curves import History, read_history
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.stored_config import read_config
-from tasks.reports import figures, mismatch
+from tasks.reports import figures, ledgers, mismatch
 from tasks.reports.episode_samples import EpisodeSample, sample_episodes
 from tasks.reports.figures import Figure
 from tasks.reports.shard_log import ShardLog, read_shard_log
 from tasks.reports.templates import clock_time, duration, template
+from tasks.reports.words import WORDS
+from tasks.tracking.mlflow_client import flatten
 
 SURPRISE_NATS = (0.1, 0.7, 2.3)
 """Bounds of −log p between the four shades of a token: p = 0.9, 0.5, 0.1."""
+SHADES = ("p ≥ 0.9", "p ≥ 0.5", "p ≥ 0.1", "p < 0.1")
+REFRESH_S = 15
+"""Time between two pages of a run that goes on, and between two reloads of its page."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +60,13 @@ class Section:
     figures: Sequence[Figure]
 
 
-@dataclass(frozen=True)
-class LedgerRow:
-    """One row of a policy's ledger."""
+@dataclass
+class SeenObjects:
+    """What earlier pages of the same run have read of objects that never change."""
 
-    policy: str
-    fate: str
-    sequences: int
-    share: float
+    histories: Mapping[str, History] = field(default_factory=dict)
+    fates: Mapping[str, Mapping[int, BatchFates]] = field(default_factory=dict)
+    log: ShardLog = field(default_factory=lambda: ShardLog(()))
 
 
 def write_report(run: ObjectStore, run_id: str) -> str:
@@ -71,23 +76,55 @@ def write_report(run: ObjectStore, run_id: str) -> str:
     return page
 
 
+def watch(
+    run: ObjectStore, run_id: str, wait: Callable[[float], None], written: Callable[[str], None]
+) -> None:
+    """Write the report every REFRESH_S seconds until the run and its closing steps have ended.
+
+    Args:
+        wait: waits that number of seconds.
+        written: called with every page after it is stored.
+    """
+    seen = SeenObjects()
+    while True:
+        going_on = goes_on(status_of(run))
+        page = render_report(run, run_id, seen)
+        store_report(run, page)
+        written(page)
+        if not going_on:
+            return
+        wait(REFRESH_S)
+
+
+def goes_on(status: Status) -> bool:
+    """Return whether a later report of the run will differ."""
+    return status.state in ("starting", "running") or status.closing is not None
+
+
 def store_report(run: ObjectStore, page: str) -> None:
     """Store the page as the run's `report.html`; replaces an older page."""
     run.put(layout.REPORT, page.encode())
 
 
-def render_report(run: ObjectStore, run_id: str) -> str:
-    """Make the page as text. A run of any state has one, also before its first step."""
+def render_report(run: ObjectStore, run_id: str, seen: SeenObjects | None = None) -> str:
+    """Make the page as text. A run of any state has one, also before its first step.
+
+    Objects in `seen` are not read again; those that were read are added to it.
+    """
+    seen = seen or SeenObjects()
     config = read_config(run)
     status = status_of(run)
     beats = heartbeats.read_all(run).beats
     colors = figures.policy_colors(config.policies)
-    histories = [
-        read_history(run, policy, max(progress.version or 0, progress.batches))
-        for policy, progress in status.policies.items()
-    ]
-    log = read_shard_log(run)
-    episodes = sample_episodes(run, log.num_orders, next(iter(config.policies)))
+    histories = _read_histories(run, status, seen)
+    # Batches before shards: the shards that a batch has ingested exist when it does.
+    seen.fates = {
+        history.policy: ledgers.read_batch_fates(run, history, seen.fates.get(history.policy, {}))
+        for history in histories
+    }
+    seen.log = log = read_shard_log(run, seen.log)
+    orders = [shard.order for shard in log.played]
+    episodes = sample_episodes(run, orders, next(iter(config.policies)))
     page: str = template("report.html.j2").render(
         run_id=run_id,
         status=status,
@@ -99,7 +136,7 @@ def render_report(run: ObjectStore, run_id: str) -> str:
         sections=_sections(
             config, histories, evaluations.read_all(run).readable, log, beats, status
         ),
-        ledger=[row for history in histories for row in _ledger(history)],
+        ledger=ledgers.all_rows(seen.fates, log),
         sampled=any(len(history.steps) < history.num_steps for history in histories),
         members=status.members,
         beats={beat.id: beat for beat in beats},
@@ -108,8 +145,23 @@ def render_report(run: ObjectStore, run_id: str) -> str:
         colors=colors,
         settings=sorted(flatten(config.model_dump(mode="json", exclude_none=True)).items()),
         surprise=_surprise,
+        shades=SHADES,
+        words=WORDS,
+        refresh_s=REFRESH_S if goes_on(status) else 0,
     )
     return page
+
+
+def _read_histories(run: ObjectStore, status: Status, seen: SeenObjects) -> list[History]:
+    """Read each policy's history, without the steps that were seen completely."""
+    histories = []
+    for policy, progress in status.policies.items():
+        earlier = seen.histories.get(policy)
+        known = {step.number: step for step in earlier.steps} if earlier else {}
+        newest = max(progress.version or 0, progress.batches)
+        histories.append(read_history(run, policy, newest, known=known))
+    seen.histories = {history.policy: history for history in histories}
+    return histories
 
 
 def _sections(
@@ -166,7 +218,7 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
     steps = ", ".join(f"{policy} {progress.step}" for policy, progress in policies.items())
     step = min((progress.step for progress in policies.values()), default=0)
     trained = sum(progress.tokens_trained for progress in policies.values())
-    sampled = round(sum(shard.tokens for shard in log.played) / log.share)
+    sampled = sum(shard.tokens for shard in log.played)
     cards.append(Card("steps", f"{step} / {status.steps}", steps))
     cards.append(
         Card("wall-clock", duration(status.elapsed_s), f"started {clock_time(status.started)}")
@@ -178,18 +230,6 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
 def _mismatch_card(histories: Sequence[History], config: RunConfig) -> list[Card]:
     headline = mismatch.headline(histories, config.rollout.engine.name)
     return [Card("mismatch", headline.value, headline.note)] if headline else []
-
-
-def _ledger(history: History) -> list[LedgerRow]:
-    """Sequences of a policy by fate; of a sampled history only those of the sampled steps."""
-    fates = dict(sorted(history.fates().items(), key=lambda item: -item[1]))
-    if history.steps:
-        fates["waiting"] = history.steps[-1].waiting
-    total = sum(fates.values())
-    return [
-        LedgerRow(history.policy, fate, count, count / total if total else 0.0)
-        for fate, count in fates.items()
-    ]
 
 
 def _counts(episodes: Iterable[EpisodeSample]) -> dict[str, int]:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from storage import layout
 from storage.errors import UNREADABLE, NotFoundError
 from storage.records.rollouts import Episode, Shard, failures_by_kind
-from storage.run import orders, shards
+from storage.run import fates, shards
+from storage.run.quarantine import is_set_aside, read_quarantine
 from storage.store.object_store import ObjectStore
-from tasks.monitoring.training_curves import READERS, sample
-
-SHARDS_READ_MAX = 2000
-"""Shards that one log reads; a longer run is sampled evenly."""
+from tasks.monitoring.training_curves import READERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,27 +34,38 @@ class PlayedShard:
     """Kind of failure → episodes."""
     newest: Mapping[str, int]
     """policy → newest version that sampled a token."""
+    sequences: Mapping[str, int]
+    """policy → sequences in which it sampled a token."""
 
 
 @dataclass(frozen=True)
 class ShardLog:
+    """All shards that can be read and are not in quarantine."""
+
     played: tuple[PlayedShard, ...]
     """In the order of their numbers."""
-    num_orders: int
-    """Orders of the run; more than `played` where the log is a sample."""
 
-    @property
-    def share(self) -> float:
-        """Share of the run's orders in the log: sums over the log are divided by it."""
-        return min(1.0, SHARDS_READ_MAX / self.num_orders) if self.num_orders else 1.0
+    def sequences(self, policy: str) -> dict[int, int]:
+        """Return order → sequences in which the policy sampled a token."""
+        return {
+            shard.order: shard.sequences[policy]
+            for shard in self.played
+            if policy in shard.sequences
+        }
 
 
-def read_shard_log(run: ObjectStore, limit: int = SHARDS_READ_MAX) -> ShardLog:
-    """Summarize every shard, or `limit` of them evenly spread; unreadable ones are left out."""
-    num_orders = orders.next_number(run)
+def read_shard_log(run: ObjectStore, known: ShardLog = ShardLog(())) -> ShardLog:
+    """Summarize every shard. Those of `known`, an earlier reading, are not read again."""
+    quarantined = read_quarantine(run)
+    numbers = layout.numbers(run.list(f"{layout.SHARDS}/"), layout.shard)
+    seen = {shard.order: shard for shard in known.played}
+
+    def read(number: int) -> PlayedShard | None:
+        return seen.get(number) or _played(run, number)
+
     with ThreadPoolExecutor(READERS, thread_name_prefix="shards") as pool:
-        read = list(pool.map(lambda number: _played(run, number), sample(num_orders, limit)))
-    return ShardLog(tuple(shard for shard in read if shard is not None), num_orders)
+        listed = pool.map(read, (each for each in numbers if not is_set_aside(quarantined, each)))
+        return ShardLog(tuple(shard for shard in listed if shard is not None))
 
 
 def throughput(
@@ -77,9 +87,7 @@ def throughput(
             edges[:-1], shard.started_s
         )
         tokens = np.clip(overlap_s, 0.0, None) / span_s * shard.tokens
-        rates[shard.region] = (
-            rates.get(shard.region, np.zeros(buckets)) + tokens / np.diff(edges) / log.share
-        )
+        rates[shard.region] = rates.get(shard.region, np.zeros(buckets)) + tokens / np.diff(edges)
     middles = ((edges[:-1] + edges[1:]) / 2 - start_s) / 60
     return middles.tolist(), {region: values.tolist() for region, values in sorted(rates.items())}
 
@@ -108,6 +116,7 @@ def _played(run: ObjectStore, number: int) -> PlayedShard | None:
         episodes=len(episodes),
         failed=failures_by_kind(episodes),
         newest={policy: max(versions) for policy, versions in shard.weights.items() if versions},
+        sequences=fates.sequences_by_policy(shard),
     )
 
 

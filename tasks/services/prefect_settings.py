@@ -21,6 +21,8 @@ UNUSABLE = (ValueError, OSError, RuntimeError)
 """Errors of Prefect when it reads its settings; RuntimeError: the user has no home folder."""
 IMPORT_FAILURE = "Failed to initialize plugins"
 """Begins what Prefect prints when it is imported with settings that it cannot use."""
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+"""Variables of proxies, which may also be in lower case."""
 TRY_LATER = (408, 429)
 """HTTP status codes of a server that is busy."""
 
@@ -91,6 +93,7 @@ def client_of(api_url: str, limits: RequestLimits | None = None) -> Iterator[Any
     process, which may be one of another server.
     """
     import_prefect()
+    import httpx
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_KEY, temporary_settings
 
@@ -104,7 +107,9 @@ def client_of(api_url: str, limits: RequestLimits | None = None) -> Iterator[Any
                     api_key=PREFECT_API_KEY.value(),
                 )
             )
-        except UNUSABLE as error:
+        except httpx.InvalidURL as error:
+            raise _unusable_address(api_url, error) from None
+        except (*UNUSABLE, ImportError) as error:  # ImportError: a proxy that needs a package
             raise _unusable_settings(error) from None
         yield client
 
@@ -134,6 +139,24 @@ def strange_answer(api_url: str, error: Exception) -> str:
     return (
         f"{shown} does not answer like a Prefect server of this release ({what}); write the "
         "address as http://HOST:4200/api"
+    )
+
+
+def _unusable_address(api_url: str, error: Exception) -> ConfigError:
+    """Return the error for the server's address, or for that of a proxy: then without the text,
+    which has a part of it, and this may be one of a password.
+    """
+    import httpx
+
+    try:
+        httpx.URL(api_url)
+    except httpx.InvalidURL:
+        return ConfigError(
+            f"PREFECT_API_URL={without_credentials(api_url)} is not the address of a Prefect "
+            f"server ({error}); write it as http://HOST:4200/api"
+        )
+    return ConfigError(
+        f"Prefect cannot use the address of a proxy; correct or unset {', '.join(PROXIES)}"
     )
 
 

@@ -8,6 +8,8 @@ flow run when the service was stopped.
 """
 
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from prefect.client.schemas.objects import State
 from data_ops.config import PolicyData
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime, StoppedError, stop_reason
+from storage.coordination.progress_log import ProgressLog
 from storage.errors import ConfigError
 from storage.records.control import ServiceState, Stop
 from storage.records.progress import BaseModelProgress, ServiceKind
@@ -30,7 +33,9 @@ from storage.weights import replication
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.stored_config import read_config
 from tasks.services import store_credentials
+from tasks.services.service_logs import service_logs
 from tasks.services.sigterm import drained, stop_on_sigterm
+from trainer.config import TrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +73,14 @@ def _serving(
     run = runs.open_run(object_store.default_store(), run_id)
     config = read_config(run)
     interval_s = config.supervise.heartbeat_interval_s
-    with stop_on_sigterm() as stop:
+    with service_logs(config.log_level), stop_on_sigterm() as stop:
         writer = HeartbeatWriter(
-            run, kind, member, attempt, interval_s, region=region, leave=stop.set
+            *(run, kind, member, attempt, interval_s),
+            region=region,
+            leave=stop.set,
+            observe=ProgressLog(config.log_every_s, config.log_every_steps).observe,
         )
+        log.info("attempt %d runs on %s, pid %d", attempt, *_process())
         try:
             with writer as heartbeat:
                 yield _Service(run, config, heartbeat, stop)
@@ -79,6 +88,11 @@ def _serving(
             log.error("the run cannot go on: %s", error)
             runs.request_stop(run, Stop("failed", f"{member}: {error}", time.time()))
             raise
+
+
+def _process() -> tuple[str, int]:
+    """Return the names of this machine and process."""
+    return socket.gethostname(), os.getpid()
 
 
 def run_base_model(run_id: str, member: str, attempt: int) -> Ended:
@@ -128,7 +142,7 @@ def run_dataflow_window(
             )
             full = "the next window begins"
             lifetime = service.lifetime(lambda run: full if ingest.is_full else stop_reason(run))
-            serve(lifetime, config.data, policies, config.seed, ingest)
+            serve(lifetime, config.data, policies, config.seed, ingest, ingest.write_batch)
     if service.stop.is_set():
         return "stopped"
     return "full" if ingest.is_full else "done"
@@ -162,14 +176,34 @@ def run_trainer(run_id: str, member: str, attempt: int, policy: str) -> Ended:
     from trainer.service.trainer import train
 
     with _serving(run_id, "trainer", member, attempt) as service:
+        settings = _train_config(service.config, run_id, policy)
         config = service.config
-        if policy not in config.policies:
-            raise ConfigError(
-                f"run {run_id} has no policy {policy!r}; it has {', '.join(config.policies)}"
-            )
-        settings = config.policies[policy].train
         train(service.lifetime(), policy, settings, config.steps, config.seed)
     return service.ended()
+
+
+def run_trainer_node(run_id: str, member: str, attempt: int, policy: str, node: int) -> Ended:
+    from trainer.service.node import early_end_reason, train_node
+
+    with _serving(run_id, "trainer_node", member, attempt) as service:
+        settings = _train_config(service.config, run_id, policy)
+        if not 0 < node < settings.nodes:
+            raise ConfigError(
+                f"the trainer of {policy} in run {run_id} has no node {node}: it has "
+                f"{settings.nodes}, and node 0 is the member trainer-{policy}"
+            )
+        steps = service.config.steps
+        lifetime = service.lifetime(lambda run: early_end_reason(run, policy, steps))
+        train_node(lifetime, policy, settings, node)
+    return service.ended()
+
+
+def _train_config(config: RunConfig, run_id: str, policy: str) -> TrainConfig:
+    if policy not in config.policies:
+        raise ConfigError(
+            f"run {run_id} has no policy {policy!r}; it has {', '.join(config.policies)}"
+        )
+    return config.policies[policy].train
 
 
 def run_evaluation(run_id: str, member: str, attempt: int) -> Ended:

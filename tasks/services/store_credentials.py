@@ -28,6 +28,7 @@ PYTHON = (
     f"import json; from prefect.blocks.system import Secret; Secret(value=json.dumps({EXAMPLE}))"
 )
 
+_NAME = re.compile(r"[a-z0-9-]{1,255}")
 _KEY = re.compile(r"AWS_[A-Z0-9_]+")
 _TOKENS = ("AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
 
@@ -43,6 +44,7 @@ def load(
     not one of Prefect, TransientError when the server does not answer.
     """
     name = os.environ.get(VARIABLE) if name is None else name
+    check_name(name)
     if not name:
         return
     values = _checked(name, _read(name, api_url, limits))
@@ -50,6 +52,18 @@ def load(
         for token in _TOKENS:  # a token of other keys would make these invalid
             os.environ.pop(token, None)
     os.environ.update(values)
+
+
+def check_name(name: str | None) -> None:
+    """Raise ConfigError for what cannot be the name of a block; empty and None name none.
+
+    The value is not shown: it may be the secret itself, put in place of its name.
+    """
+    if name and not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{VARIABLE} is not the name of a Prefect block, which has lowercase letters, digits "
+            "and dashes only; correct or unset it"
+        )
 
 
 def _read(name: str, api_url: str | None, limits: RequestLimits | None) -> Any:

@@ -91,8 +91,7 @@ def _remedy(member: Awaited) -> str:
     untaken = member.phase is FlowRunPhase.SCHEDULED and not member.loading
     if not (untaken and member.queue and member.since_s >= UNTAKEN_S):
         return ""
-    pool = f"--pool {ROLLOUT_POOL} --work-queue {member.queue}"
-    return f"; start one: prefect worker start --type process {pool}"
+    return f"; start one: astraflow worker --pool {ROLLOUT_POOL} --region {member.queue}"
 
 
 def _group_words(state: str, remedy: str, members: Sequence[Awaited]) -> str:

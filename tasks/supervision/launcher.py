@@ -1,9 +1,11 @@
 """Flow runs of members in Prefect: launch, read the newest, cancel. No decisions are made here.
 
 A member's flow runs have the tags `run:{run id}` and `member:{member id}`, by which a restarted
-supervisor finds them. While Prefect does not answer, the calls return None and log it.
+supervisor finds them; for people, also `attempt:{number from 1}`, and `policy:` or `region:` where
+the member has one. While Prefect does not answer, the calls return None and log it.
 """
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,19 +22,23 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
     FlowRunFilterTags,
+    LogFilter,
+    LogFilterFlowRunId,
 )
 from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
-from prefect.client.schemas.sorting import FlowRunSort
+from prefect.client.schemas.sorting import FlowRunSort, LogSort
 from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Cancelling, Crashed
 
 from storage.errors import ConfigError
+from tasks.services import last_words
+from tasks.services.attempt_names import attempt_name
 from tasks.supervision.members import FlowRunPhase, Member
 
 log = logging.getLogger(__name__)
 
-_UNANSWERED = (httpx.TransportError, PrefectHTTPStatusError, TimeoutError)
+UNANSWERED = (httpx.TransportError, PrefectHTTPStatusError, TimeoutError)
 _ASK_AGAIN = (408, 429)
 """Status codes below 500 after which the request is repeated: request timeout, too many requests.
 """
@@ -51,6 +57,8 @@ class Launched:
     phase: FlowRunPhase
     flow_run_id: str
     state_name: str
+    message: str = ""
+    """Of that state, for people."""
 
 
 class Launcher(Protocol):
@@ -61,6 +69,7 @@ class Launcher(Protocol):
     async def declare_crashed(self, launched: Launched, reason: str) -> None: ...
     async def cancel(self, launched: Launched) -> None: ...
     async def bury(self, ended: Sequence[Launched]) -> None: ...
+    async def last_words(self, ended: Launched) -> Sequence[str]: ...
 
 
 class PrefectLauncher:
@@ -89,8 +98,8 @@ class PrefectLauncher:
                     **member.parameters,
                 },
                 timeout=0,
-                flow_run_name=f"{member.id} · {self._run_id}",
-                tags=[*self._tags, f"member:{member.id}"],
+                flow_run_name=attempt_name(member.id, attempt, self._run_id),
+                tags=[*self._tags, *_tags(member, attempt)],
                 idempotency_key=f"{self._run_id}:{member.id}:{attempt}",
                 work_queue_name=member.queue or None,
             )
@@ -99,7 +108,7 @@ class PrefectLauncher:
                 f"the Prefect server has no deployment {member.deployment!r}; register the "
                 "deployments: astraflow deploy"
             ) from error
-        except (*_UNANSWERED, ValueError) as error:  # ValueError: a name other than FLOW/DEPLOYMENT
+        except (*UNANSWERED, ValueError) as error:  # ValueError: a name other than FLOW/DEPLOYMENT
             if not _is_unreachable(error):
                 raise ConfigError(
                     f"the deployment {member.deployment!r} cannot be run: {error}"
@@ -118,7 +127,7 @@ class PrefectLauncher:
                 flow_runs = await _read_all(
                     client, FlowRunFilter(tags=FlowRunFilterTags(all_=self._tags))
                 )
-        except _UNANSWERED as error:
+        except UNANSWERED as error:
             log.warning("cannot read the members' flow runs from Prefect: %s", error)
             return None
         for flow_run in flow_runs:
@@ -163,13 +172,38 @@ class PrefectLauncher:
                 children = await _read_all(
                     client, FlowRunFilter(parent_flow_run_id=parents, state=unfinished)
                 )
-        except _UNANSWERED as error:
+        except UNANSWERED as error:
             log.warning("cannot read unfinished child flow runs from Prefect: %s", error)
             return
         for flow_run in children:
             await _set_state(
                 flow_run.id, Crashed(message="the process it ran in has ended"), force=True
             )
+
+    async def last_words(self, ended: Launched) -> Sequence[str]:
+        """Return the last lines that the flow run's process wrote here; those of its log and its
+        children's in Prefect if it ran on another machine.
+        """
+        lines = await asyncio.to_thread(last_words.of_file, ended.flow_run_id)
+        if lines:
+            return lines
+        flow_run_id = UUID(ended.flow_run_id)
+        parents = FlowRunFilterParentFlowRunId(any_=[flow_run_id])
+        try:
+            async with get_client() as client:
+                children = await _read_all(client, FlowRunFilter(parent_flow_run_id=parents))
+                ids = [flow_run_id, *(child.id for child in children)]
+                records = await client.read_logs(
+                    LogFilter(flow_run_id=LogFilterFlowRunId(any_=ids)),
+                    limit=last_words.LINES_MAX,
+                    sort=LogSort.TIMESTAMP_DESC,
+                )
+        except UNANSWERED as error:
+            log.warning("cannot read the log of a flow run from Prefect: %s", error)
+            return []
+        return last_words.shown(
+            line for record in reversed(records) for line in record.message.splitlines()
+        )
 
 
 async def introduce(name: str, tag: str) -> None:
@@ -179,7 +213,7 @@ async def introduce(name: str, tag: str) -> None:
         async with get_client() as client:
             tags = {*(await client.read_flow_run(flow_run_id)).tags, tag}
             await client.update_flow_run(flow_run_id, name=name, tags=tags)
-    except _UNANSWERED as error:
+    except UNANSWERED as error:
         log.warning("could not name this flow run %s: %s", name, error)
 
 
@@ -201,7 +235,7 @@ async def rival(run_id: str) -> str | None:
         async with get_client() as client:
             current = await client.read_flow_run(own_id)
             candidates = await _read_all(client, named)
-    except _UNANSWERED as error:
+    except UNANSWERED as error:
         log.warning("cannot read from Prefect which flow runs supervise %s: %s", run_id, error)
         return None
     earlier = [
@@ -212,19 +246,24 @@ async def rival(run_id: str) -> str | None:
     return str(earlier[0].id) if earlier else None
 
 
+def _tags(member: Member, attempt: int) -> list[str]:
+    of_member = [f"{key}:{value}" for key, value in member.parameters.items()]
+    return [f"member:{member.id}", *of_member, f"attempt:{attempt + 1}"]
+
+
 def _is_unreachable(error: Exception) -> bool:
     """Whether the same call may succeed later without any correction."""
     if isinstance(error, PrefectHTTPStatusError):
         status = error.response.status_code
         return status >= 500 or status in _ASK_AGAIN or _CREATED_TWICE in error.response.text
-    return isinstance(error, _UNANSWERED)
+    return isinstance(error, UNANSWERED)
 
 
 async def _set_state(flow_run_id: UUID, state: State[None], force: bool) -> None:
     try:
         async with get_client() as client:
             await client.set_flow_run_state(flow_run_id, state, force=force)
-    except (*_UNANSWERED, ObjectNotFound) as error:
+    except (*UNANSWERED, ObjectNotFound) as error:
         log.warning("could not set the state of flow run %s: %s", flow_run_id, error)
 
 
@@ -254,4 +293,5 @@ def _launched(flow_run: FlowRun) -> Launched:
         phase=phase,
         flow_run_id=str(flow_run.id),
         state_name=state.name or "" if state else "",
+        message=state.message or "" if state else "",
     )

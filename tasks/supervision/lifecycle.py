@@ -1,38 +1,42 @@
 """One run from its recipe to its report: the body of the flow `astraflow`.
 
-recipe ─▶ run.json ─▶ supervise, until all members are done or a stop ─▶ verify, report, track
+recipe ─▶ run.json ─▶ supervise, until all members are done or a stop ─▶ closing steps
 """
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact
+from prefect import tags as tagged
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
 
 from storage import layout
 from storage.coordination import heartbeats
 from storage.coordination.heartbeat_writer import HeartbeatWriter
+from storage.coordination.progress_log import ProgressLog
 from storage.errors import AstraFlowError, ConfigError
-from storage.records.control import ClosingStep, Stop
+from storage.records.control import Stop
 from storage.store import object_store
 from storage.store.object_store import ObjectStore
-from storage.verify.verify import Verdict
-from tasks.monitoring import closing_steps
-from tasks.monitoring.mlflow_sync import Tracker, tracking_uri
+from tasks.events.announcing import announcing
+from tasks.monitoring.live_artifacts import LiveArtifacts
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
-from tasks.services import prefect_tasks, store_credentials
+from tasks.services import store_credentials
+from tasks.services.service_logs import service_logs
 from tasks.services.sigterm import is_being_cancelled, sigterm_as_event
-from tasks.supervision import flow_processes, supervisor
+from tasks.supervision import automatic_restart, closing, flow_processes, supervisor
 from tasks.supervision.launcher import PrefectLauncher, introduce, rival
+from tasks.tracking.mlflow_sync import Tracker, tracking_uri
+from tasks.tracking.provenance import provenance
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,10 @@ CANCEL_PATIENCE_S = 12.0
 """Time for the members of a cancelled run to leave by themselves. Prefect kills a cancelled flow
 run after 30 s; the rest of that time is for the report.
 """
+LIVE_INTERVAL_S = 15.0
+"""Between two updates of Prefect's artifacts."""
+LAST_UPDATE_S = 30.0
+"""Time limit of their last update, when the members have left."""
 
 
 @dataclass(frozen=True)
@@ -60,37 +68,48 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
             The members of the run go on without it.
     """
     config = loader.load(recipe, overrides)
-    name = run_id or made_up_run_id(config.name)
+    name = run_id or str(flow_run.get_name())
     tracking = tracking_uri() if config.tracking.enabled else None
     await asyncio.to_thread(store_credentials.load)
     store = object_store.default_store()
     await asyncio.to_thread(object_store.check_store, store)
     await _refuse_second_supervisor(store.sub(layout.run_prefix(name)), name, config)
-    run = await asyncio.to_thread(supervisor.start, store, name, config, _deployment())
+    automatic = await automatic_restart.is_automatic()
+    begin = supervisor.create if automatic else supervisor.start
+    run = await asyncio.to_thread(begin, store, name, config, _deployment())
     await introduce(name, f"run:{name}")
+    if automatic:
+        await automatic_restart.enforce_limit(run, name, config.supervise.restarts_max)
     attempt = int(flow_run.get_run_count() or 1) - 1
-    with HeartbeatWriter(
-        run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s
-    ) as heartbeat:
-        tracker = None if tracking is None else Tracker(run, name, config, tracking)
-        async with _syncing(tracker, config.tracking.interval_s):
-            stop = await _supervise(
-                supervisor.Supervisor(
-                    run=run, config=config, heartbeat=heartbeat, launcher=PrefectLauncher(name)
-                )
-            )
-        await _close(name, tracker, stop, heartbeat)
+    resumed = await asyncio.to_thread(_has_begun, run)
+    progress = ProgressLog(config.log_every_s, config.log_every_steps)
+    with (
+        service_logs(config.log_level),
+        HeartbeatWriter(
+            *(run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s),
+            observe=progress.observe,
+        ) as heartbeat,
+    ):
+        origin = {} if tracking is None else await asyncio.to_thread(provenance, run)
+        tracker = None if tracking is None else Tracker(run, name, config, tracking, tags=origin)
+        live = LiveArtifacts(run, page=lambda: None if tracker is None else tracker.page)
+        watcher = supervisor.Supervisor(
+            run=run, config=config, heartbeat=heartbeat, launcher=PrefectLauncher(name)
+        )
+        async with (
+            _syncing(tracker, config.tracking.interval_s),
+            _showing(live, LIVE_INTERVAL_S),
+            announcing(run, name, watcher.events),
+        ):
+            begun = "resumed" if resumed else "started"
+            watcher.events.add(f"run.{begun}", str(flow_run.get_id()))
+            stop = await _supervise(watcher)
+            watcher.events.add(f"run.{stop.state}", str(stop.at_s), stop.at_s, reason=stop.reason)
+        with tagged(f"run:{name}"):
+            closing.close(name, stop, tracker, heartbeat, config.supervise.close_timeout_s)
     if stop.state == "failed":
         raise AstraFlowError(f"run {name} failed: {stop.reason}")
     return Outcome(name, stop.state, stop.reason)
-
-
-def made_up_run_id(name: str) -> str:
-    """Return `{name}-{date}-{time}-{4 hex digits of the flow run}`, the same for every retry of one
-    flow run.
-    """
-    started = flow_run.get_scheduled_start_time()
-    return f"{name}-{started:%Y%m%d-%H%M%S}-{str(flow_run.get_id() or 'x' * 4)[-4:]}"
 
 
 async def _refuse_second_supervisor(run: ObjectStore, run_id: str, config: RunConfig) -> None:
@@ -122,6 +141,11 @@ def _second_supervisor(run_id: str, flow_run_id: str) -> ConfigError:
         f"{run_id}` shows it, "
         f"`astraflow cancel {run_id}` ends it"
     )
+
+
+def _has_begun(run: ObjectStore) -> bool:
+    """Return whether the run has had a supervisor."""
+    return any(beat.kind == "supervisor" for beat in heartbeats.readable(run))
 
 
 def _last_heartbeat(run: ObjectStore) -> tuple[float, int] | None:
@@ -178,68 +202,40 @@ async def _syncing(tracker: Tracker | None, interval_s: float) -> AsyncIterator[
     if tracker is None:
         yield
         return
+    # urllib3 logs every retry; the tracker logs that MLflow does not answer once.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+    async with _repeating(functools.partial(asyncio.to_thread, tracker.sync), interval_s):
+        yield
+
+
+@contextlib.asynccontextmanager
+async def _showing(live: LiveArtifacts, interval_s: float) -> AsyncIterator[None]:
+    """Update Prefect's artifacts in the background, and once more at the end of the block."""
+    async with _repeating(live.update, interval_s):
+        yield
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(live.update(), LAST_UPDATE_S)
+
+
+@contextlib.asynccontextmanager
+async def _repeating(
+    act: Callable[[], Awaitable[object]], interval_s: float
+) -> AsyncIterator[None]:
+    """Call `act` at once and then every `interval_s`; the block ends after the call in flight."""
     over = asyncio.Event()
 
-    async def sync() -> None:
+    async def repeat() -> None:
         while not over.is_set():
-            await asyncio.to_thread(tracker.sync)
+            await act()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(over.wait(), interval_s)
 
-    # urllib3 logs every retry; the tracker logs that MLflow does not answer once.
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
-    syncing = asyncio.create_task(sync())
+    repeating = asyncio.create_task(repeat())
     try:
         yield
     finally:
         over.set()
         try:
-            await syncing
+            await repeating
         except Exception:  # whatever MLflow's client raises: curves are not worth a run
             log.exception("tracking ended early; the end of the run tries once more")
-
-
-async def _close(
-    run_id: str, tracker: Tracker | None, stop: Stop, heartbeat: HeartbeatWriter
-) -> None:
-    """Verify the run, write its report and track its end. Each may fail without failing the run,
-    whose results are in the store.
-    """
-
-    def verifying(part: str, share: float) -> None:
-        closing_steps.record(heartbeat, ClosingStep.VERIFYING, part, share)
-
-    closing_steps.record(heartbeat, ClosingStep.VERIFYING)
-    verdict = prefect_tasks.verify_run(run_id, verifying, return_state=True)
-    closing_steps.record(heartbeat, ClosingStep.REPORTING)
-    prefect_tasks.write_report(run_id, return_state=True)
-    if tracker is not None:
-        closing_steps.record(heartbeat, ClosingStep.TRACKING)
-        tracked = prefect_tasks.finish_tracking(tracker, stop.state, return_state=True)
-        link = await tracked.aresult(raise_on_failure=False)
-        if isinstance(link, str):
-            with _logged("the link to MLflow"):
-                await acreate_link_artifact(
-                    link=link, key="mlflow", description="MLflow: metrics, models, report"
-                )
-    result = await verdict.aresult(raise_on_failure=False)
-    await _publish_summary(run_id, stop, result if isinstance(result, Verdict) else None)
-
-
-async def _publish_summary(run_id: str, stop: Stop, verdict: Verdict | None) -> None:
-    """Write the summary to Prefect's artifacts; an error is logged."""
-    with _logged("the summary"):
-        await acreate_markdown_artifact(
-            key="run-summary",
-            markdown=prefect_tasks.summary(run_id, stop, verdict),
-            description=f"Run {run_id}",
-        )
-
-
-@contextlib.contextmanager
-def _logged(what: str) -> Iterator[None]:
-    """Log any error of Prefect's client or the store: no artifact is worth a run."""
-    try:
-        yield
-    except Exception:
-        log.exception("%s is not among Prefect's artifacts; the run is not affected", what)

@@ -41,6 +41,8 @@ class MemberWatch:
     """
     logged_slow: str = ""
     """The flow run that was last logged as slow."""
+    logged_retired: str = ""
+    """The flow run that was last logged as cancelled after its work."""
 
     @property
     def attempt(self) -> int:

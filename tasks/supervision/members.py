@@ -17,7 +17,9 @@ from storage.store.object_store import ObjectStore
 from storage.weights import manifests
 from tasks.recipes.run_config import RunConfig
 
-Kind = Literal["base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"]
+Kind = Literal[
+    "base_model", "dataflow", "rollout", "trainer", "trainer_node", "evaluation", "mirror"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,16 @@ def members_of(config: RunConfig) -> tuple[Member, ...]:
         )
         for policy in config.policies
     ]
+    nodes = [
+        Member(
+            id=f"trainer-{policy}-node-{node}",
+            kind="trainer_node",
+            deployment="train-node/trainer-node",
+            parameters={"policy": policy, "node": node},
+        )
+        for policy, spec in config.policies.items()
+        for node in range(1, spec.train.nodes)
+    ]
     mirrors = [
         Member(
             id=f"mirror-{region}",
@@ -83,6 +95,7 @@ def members_of(config: RunConfig) -> tuple[Member, ...]:
         Member(id="base-model", kind="base_model", deployment="prepare/base-model", parameters={}),
         Member(id="dataflow", kind="dataflow", deployment="dataflow/dataflow", parameters={}),
         *trainers,
+        *nodes,
         *mirrors,
         *rollout,
         *evaluation,
@@ -94,7 +107,7 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
     match member.kind:
         case "base_model":
             return all(manifests.exists(run, policy, 0) for policy in config.policies)
-        case "trainer":
+        case "trainer" | "trainer_node":
             return manifests.exists(run, member.parameters["policy"], config.steps)
         case "dataflow" | "rollout":
             return orders.has_ended(run)

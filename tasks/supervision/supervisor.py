@@ -24,8 +24,11 @@ from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks import prompt_windows
 from tasks.base_models.stored import resolve
+from tasks.events.run_events import EventQueue
+from tasks.monitoring import closing_steps
 from tasks.recipes import stored_config
 from tasks.recipes.run_config import RunConfig
+from tasks.services import last_words
 from tasks.supervision.awaited import waiting_note
 from tasks.supervision.budget import BudgetMeter
 from tasks.supervision.flow_processes import FlowProcesses
@@ -56,6 +59,7 @@ class Supervisor:
     processes: FlowProcesses = field(default_factory=FlowProcesses)
     watches: dict[str, MemberWatch] = field(init=False)
     budget: BudgetMeter = field(init=False)
+    events: EventQueue = field(init=False)
 
     leave_within_s: float = field(init=False)
     """Time for the members to leave by themselves when the run ends."""
@@ -73,6 +77,7 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.leave_within_s = self.config.supervise.stop_timeout_s
         self.watches = {member.id: MemberWatch(member=member) for member in members_of(self.config)}
+        self.events = EventQueue(self.run, self.config.policies)
         self.budget = BudgetMeter(
             run=self.run,
             config=self.config.budget,
@@ -85,6 +90,7 @@ class Supervisor:
         while True:
             stop = await self.poll()
             if stop is not None:
+                log.info("the run is %s: %s", stop.state, stop.reason)
                 await self.shutdown(stop).run()
                 return stop
             await asyncio.sleep(self.config.supervise.poll_interval_s)
@@ -193,6 +199,7 @@ class Supervisor:
         now = self._now()
         for watch in finished:
             watch.done, watch.done_at = True, now
+            log.info("%s has done its work", watch.member.id)
         for watch in self.watches.values():
             if (beat := beats.get(watch.member.id)) is not None:
                 watch.observe_heartbeat(beat, now)
@@ -233,6 +240,9 @@ class Supervisor:
             return None
         decision = watch.decide(now, await self._works(watch, now), self._limits)
         if decision is Decision.RETIRE and watch.launched is not None:
+            if watch.logged_retired != watch.launched.flow_run_id:
+                watch.logged_retired = watch.launched.flow_run_id
+                log.info("%s has done its work and not left: cancelling it", watch.member.id)
             await self.launcher.cancel(watch.launched)
         if decision is Decision.LOST and watch.launched is not None:
             await self._declare_lost(watch, watch.launched)
@@ -245,6 +255,7 @@ class Supervisor:
 
     async def _declare_lost(self, watch: MemberWatch, launched: Launched) -> None:
         """Declare the attempt crashed and end its process here, which would slow the next one."""
+        log.warning("%s is lost: attempt %d is silent", watch.member.id, launched.attempt)
         await self.launcher.declare_crashed(launched, "its heartbeat in the object store stopped")
         await asyncio.to_thread(self.processes.terminate, launched.flow_run_id)
         watch.launched = replace(launched, phase=FlowRunPhase.ENDED, state_name="no heartbeat")
@@ -279,6 +290,8 @@ class Supervisor:
         ended = watch.launched
         if ended is not None and ended.attempt > watch.counted:
             self._count_end(watch, ended)
+            if watch.seen_active:
+                await self._log_last_words(watch.member.id, ended)
             await self.launcher.bury([ended])
             if watch.failures > self.config.supervise.restarts_max:
                 return self._give_up(watch)
@@ -286,6 +299,8 @@ class Supervisor:
         launched = await self.launcher.launch(watch.member, attempt)
         if launched is not None:
             watch.begin_attempt(launched, now)
+            self.events.add_attempt("member.launched", watch.member.id, launched)
+            log.info("%s: attempt %d is launched", watch.member.id, attempt)
         return None
 
     def _count_end(self, watch: MemberWatch, ended: Launched) -> None:
@@ -294,17 +309,25 @@ class Supervisor:
         """
         watch.counted = ended.attempt
         if watch.seen_active:
+            self.events.add_attempt("member.lost", watch.member.id, ended, reason=ended.state_name)
             lived_s = watch.beat_at - watch.launched_at
             lived = lived_s > _LIVED_FACTOR * self.config.supervise.heartbeat_limit_s
             watch.failures = 1 if lived else watch.failures + 1
         log.log(
             logging.WARNING if watch.seen_active else logging.INFO,
-            "%s %s (%s): launching attempt %d",
+            "%s %s (%s): launching #%d",
             watch.member.id,
             "ended before its work was done" if watch.seen_active else "is taken up again",
             ended.state_name,
-            watch.attempt + 1,
+            watch.attempt + 2,  # attempts are numbered from 0, names from 1
         )
+
+    async def _log_last_words(self, member: str, ended: Launched) -> None:
+        """Log how the attempt's process ended, and the end of its log."""
+        lines = await self.launcher.last_words(ended)
+        how = last_words.exit_words(ended.message) or ended.state_name
+        end = "".join(f"\n  | {line}" for line in lines) or " nothing"
+        log.warning("%s: attempt %d ended: %s. It wrote last:%s", member, ended.attempt, how, end)
 
     def _give_up(self, watch: MemberWatch) -> Stop | None:
         """Abandon a member that keeps ending. That fails the run, except for a rollout worker that
@@ -326,13 +349,16 @@ class Supervisor:
 
 
 def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -> ObjectStore:
-    """Open the run, or create it; resume a run that was stopped before.
+    """Open the run, or create it; resume a run that was stopped before. One that is completed keeps
+    its stop: its members are ended, and its closing steps taken again.
 
-    Raises ConfigError for a run that is completed, and what `create` raises.
+    Raises ConfigError for a run whose closing steps were taken, and what `create` raises.
     """
     run = create(store, run_id, config, deployment)
     resolved = config.model_dump(mode="json")
-    stop = runs.check_restart(store, run_id, resolved, stored_config.comparable)
+    stop = runs.check_restart(
+        store, run_id, resolved, stored_config.comparable, closing_steps.all_taken
+    )
     if stop is not None:
         log.info("taking up run %s, which was %s", run_id, stop.state)
         runs.clear_stop(run)

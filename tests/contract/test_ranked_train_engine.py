@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+import torch
 
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor
@@ -20,10 +21,12 @@ from tests.contract.test_train_engine import (
 )
 from tests.support.models.trainer_cases import (
     MODEL_CONFIG,
+    PPO,
     base_weights,
     reference_model,
     sampled_batch,
 )
+from tests.support.runs.trainer_nodes import rendezvous_of
 from trainer.adapters import Lora
 from trainer.config import DeepspeedConfig, TrainConfig
 from trainer.engines.engine import ReferenceEngine, TrainEngine, make_engine
@@ -56,6 +59,9 @@ TWO_RANKS = {
 class RankedContract(TrainEngineContract):
     settings: Mapping[str, object] = {}
 
+    def built(self, config: TrainConfig) -> TrainEngine:
+        return built(config)
+
     def started(
         self, config: TrainConfig, weights: Mapping[str, HostTensor] | None = None
     ) -> TrainEngine:
@@ -67,13 +73,23 @@ class TestFsdpOnTwoRanks(RankedContract):
     settings = {"ranks": 2}
 
 
+class TestFsdpOnTwoNodes(RankedContract):
+    engine_name = "torch"
+    settings = {"nodes": 2}
+
+
 @needs_deepspeed
 class TestDeepspeedOnOneRank(RankedContract):
     engine_name = "deepspeed"
 
 
+def built(config: TrainConfig) -> TrainEngine:
+    rendezvous = rendezvous_of(config) if config.nodes > 1 else None
+    return make_engine(config, MODEL_CONFIG, SEED, rendezvous)
+
+
 def started(settings: Mapping[str, object]) -> TrainEngine:
-    engine = make_engine(SPLIT.model_copy(update=dict(settings)), MODEL_CONFIG, SEED)
+    engine = built(SPLIT.model_copy(update=dict(settings)))
     engine.set_weights(base_weights())
     return engine
 
@@ -190,6 +206,20 @@ class TestTwoRanks:
         assert apart(moves(ranked, weights), moves(alone, weights)) < 10 * tolerance
 
 
+def test_two_nodes_of_two_ranks_train_as_one_process_and_leave_a_checkpoint_for_it() -> None:
+    """The second rank of each node has no store: its node reads and writes for it."""
+    weights = base_weights()
+    model = reference_model(weights)
+    alone, ranked = started({}), started({"nodes": 2, "ranks": 2})
+    for step, num_rows in enumerate((7, 2), 1):
+        given = sampled_batch(model, step, num_rows=num_rows, noise=0.6)
+        assert ranked.step(given) == pytest.approx(alone.step(given), rel=1e-5, abs=1e-6)
+    assert apart(moves(ranked, weights), moves(alone, weights)) < 1e-4
+    resumed = started({})
+    resumed.load(*through_files(*ranked.save()))
+    assert weights_digest(resumed.weights()) == weights_digest(ranked.weights())
+
+
 @pytest.mark.parametrize("publish", ["merged", "adapter"])
 def test_an_adapter_on_two_ranks_is_that_of_one_process(publish: str) -> None:
     settings = {"adapter": Lora.model_validate({"rank": 4, "publish": publish})}
@@ -212,3 +242,21 @@ def test_an_adapter_on_two_ranks_is_that_of_one_process(publish: str) -> None:
         engine.step(batches[2])
     assert weights_digest(resumed.weights()) == weights_digest(ranked.weights())
     assert apart(moves(again, before), moves(ranked, before)) < 1e-4
+
+
+@pytest.mark.filterwarnings(  # torch's own, while it compiles
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+)
+def test_compiled_layers_on_two_ranks_train_as_uncompiled_ones_in_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank has one block of three rows, so that it compiles one form of a layer."""
+    # An engine of DeepSpeed with ZeRO 3, which a test of this process may have built, replaces it.
+    monkeypatch.setattr(torch.nn.functional, "linear", torch._C._nn.linear)
+    form = {"loss": PPO, "minibatches": 1, "micro_batch_tokens": 4096}
+    alone, ranked = started(form), started({**form, "ranks": 2, "compile": True})
+    before = alone.weights()
+    given = sampled_batch(reference_model(base_weights()), num_rows=6, noise=0.6)
+    assert ranked.step(given) == pytest.approx(alone.step(given), rel=1e-5, abs=1e-6)
+    assert apart(moves(ranked, before), moves(alone, before)) < 1e-4

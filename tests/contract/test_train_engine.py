@@ -101,12 +101,13 @@ def apart(item: torch.Tensor, other: torch.Tensor) -> float:
 class TrainEngineContract:
     engine_name = ""
 
+    def built(self, config: TrainConfig) -> TrainEngine:
+        return make_engine(config, MODEL_CONFIG, seed=SEED)
+
     def started(
         self, config: TrainConfig, weights: Mapping[str, HostTensor] | None = None
     ) -> TrainEngine:
-        engine = make_engine(
-            config.model_copy(update={"engine": self.engine_name}), MODEL_CONFIG, seed=SEED
-        )
+        engine = self.built(config.model_copy(update={"engine": self.engine_name}))
         engine.set_weights(base_weights() if weights is None else weights)
         return engine
 

@@ -16,14 +16,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import UUID
 
 import psutil
 import pytest
 from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
     FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterName,
     FlowRunFilterParentFlowRunId,
     FlowRunFilterTags,
 )
+from prefect.client.schemas.objects import Artifact, TaskRun, TaskRunResult
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import PrefectHTTPStatusError
 
 from deployments.paths import Home
@@ -38,6 +45,7 @@ from storage.errors import ConfigError
 from storage.records.control import Heartbeat
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
+from tests.support.checkout import ROOT
 from tests.support.patience import until
 
 RECIPE = Path(__file__).with_name("tiny.yaml")
@@ -52,6 +60,16 @@ times the work that it has cores for, the start of a process takes a minute.
 """
 TRACES_INTERVAL_S = 5.0
 """Between two looks at what the stack does; each costs it some CPU time."""
+
+
+@dataclass(frozen=True)
+class ShownTask:
+    """A task run, as Prefect's graph shows it."""
+
+    state: str
+    tags: tuple[str, ...]
+    after: set[str]
+    """The names of the task runs that it depends on."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +137,50 @@ class LocalStack:
         ):
             states.setdefault(item.name, []).append(item.state.name)
         return states
+
+    def flow_run_id(self, run_id: str) -> UUID:
+        """The first flow run that supervised the run."""
+        named = FlowRunFilter(name=FlowRunFilterName(any_=[run_id]))
+        with connected(self.stack.prefect_url) as client:
+            found = client.read_flow_runs(
+                flow_run_filter=named, sort=FlowRunSort.EXPECTED_START_TIME_ASC
+            )
+        return found[0].id
+
+    def task_runs(self, flow_run_id: UUID) -> dict[str, ShownTask]:
+        """Name → task run of the flow run that has ended; the server stores their last states a
+        while after they were reached.
+        """
+        wanted = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+        with connected(self.stack.prefect_url) as client:
+
+            def read() -> list[TaskRun]:
+                return list(client.read_task_runs(flow_run_filter=wanted))
+
+            self.wait_until(
+                lambda: all(each.state is not None and each.state.is_final() for each in read())
+            )
+            found = read()
+        names = {each.id: each.name for each in found}
+        return {
+            each.name: ShownTask(
+                state=each.state_name or "",
+                tags=tuple(sorted(each.tags)),
+                after={
+                    names[given.id]
+                    for inputs in each.task_inputs.values()
+                    for given in inputs
+                    if isinstance(given, TaskRunResult)
+                },
+            )
+            for each in found
+        }
+
+    def artifacts(self, flow_run_id: UUID) -> dict[str, Artifact]:
+        """Key → artifact of the flow run."""
+        wanted = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
+        with connected(self.stack.prefect_url) as client:
+            return {each.key or "": each for each in client.read_artifacts(artifact_filter=wanted)}
 
     def flow_processes(self) -> list[int]:
         """Live processes of flow runs."""
@@ -213,7 +275,8 @@ def flow_processes(home: Home) -> list[int]:
 
 @pytest.fixture(scope="session")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    with stack_in(Home(tmp_path_factory.mktemp("laptop") / "home")) as laptop:
+    home = Home(tmp_path_factory.mktemp("laptop") / "home")
+    with stack_in(home, {"PYTHONPATH": str(ROOT)}) as laptop:  # recipes name code of tests/support
         yield laptop
 
 

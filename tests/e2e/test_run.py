@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
 
 from deployments.registration import flow_runs
 from deployments.registration.client import connected
@@ -182,7 +183,11 @@ def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(
                 assert all(math.isfinite(point.value) for point in history)
             (version,) = client.search_model_versions(f"name='astraflow-{policy}'")
             assert version.run_id == child.info.run_id
-            assert version.tags == {
+            workflows = ("single_turn", "actor_and_verify")
+            accuracies = {f"astraflow.accuracy.chained_addition.{each}" for each in workflows}
+            tags = {key: value for key, value in version.tags.items() if key not in accuracies}
+            assert version.tags.keys() - tags.keys() == accuracies
+            assert tags == {
                 "astraflow.run_id": "first",
                 "astraflow.policy": policy,
                 "astraflow.version": str(STEPS),
@@ -192,11 +197,76 @@ def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(
                 "astraflow.store": laptop.stack.store_url,
             }
         assert {run.info.status for run in result} == {"FINISHED"}
-        team = client.get_metric_history(parent.info.run_id, "eval/team/accuracy")
+        team = client.get_metric_history(
+            parent.info.run_id, "eval/chained_addition/actor_and_verify/accuracy"
+        )
         assert [point.step for point in team] == [0, 3, 6]
         assert {"config.json", "report.html"} <= {
             item.path for item in client.list_artifacts(parent.info.run_id)
         }
+
+
+def test_prefect_shows_the_closing_steps_as_a_graph(laptop: LocalStack, run_output: str) -> None:
+    steps = laptop.task_runs(laptop.flow_run_id("first"))
+    closing = {name: step for name, step in steps.items() if "closing" in step.tags}
+    assert {name: step.after for name, step in closing.items()} == {
+        "last evaluation of first": set(),
+        "verify first": {"last evaluation of first"},
+        "report first": {"verify first"},
+        "register first in MLflow": {"report first"},
+        "notify first": set(closing) - {"notify first"},
+    }
+    assert {(step.state, *step.tags) for step in closing.values()} == {
+        ("Completed", "closing", "run:first")
+    }
+
+
+def test_prefect_shows_links_the_progress_and_the_members(
+    laptop: LocalStack, run_output: str
+) -> None:
+    shown = laptop.artifacts(laptop.flow_run_id("first"))
+    assert set(shown) == {
+        *("store", "report", "mlflow", "members", "progress-solver", "progress-verifier"),
+        "run-summary",
+    }
+    assert [shown[f"progress-{policy}"].data for policy in POLICIES] == [100.0, 100.0]
+    assert (shown["progress-solver"].description or "").startswith("solver: step 6 of 6")
+    members = {row["member"]: row for row in json.loads(str(shown["members"].data))}
+    assert {row["attempt"] for row in members.values()} == {"#1"}
+    assert members["trainer-solver"]["state"] == "done"
+    assert laptop.stack.mlflow_url in str(shown["mlflow"].data)
+    summary = str(shown["run-summary"].data)
+    assert "verify: clean" in summary
+    assert "Last evaluation: `evals/solver-00000006_verifier-00000006.arrow`" in summary
+
+
+def test_the_flow_runs_of_members_have_their_attempt_policy_and_region(
+    laptop: LocalStack, run_output: str
+) -> None:
+    with connected(laptop.stack.prefect_url) as client:
+        tagged = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=["run:first"]))
+        )
+    tags = {each.name: set(each.tags) - {"astraflow", "run:first"} for each in tagged}
+    assert tags["trainer-solver #1 · first"] == {
+        *("member:trainer-solver", "policy:solver", "attempt:1")
+    }
+    assert tags["rollout-mars-0 #1 · first"] == {
+        *("member:rollout-mars-0", "region:mars", "attempt:1")
+    }
+
+
+def test_the_name_of_a_flow_run_is_the_name_of_its_run(laptop: LocalStack, run_output: str) -> None:
+    with connected(laptop.stack.prefect_url) as client:
+        target = client.read_deployment_by_name("astraflow/multi-policy")
+        named = client.create_flow_run_from_deployment(
+            target.id,
+            name="first",  # it exists and is completed: nothing is trained here
+            parameters={"recipe": str(RECIPE), "overrides": REGIONS},
+        )
+    assert laptop.wait_for_end(str(named.id)) == "Failed"
+    message = flow_runs.read(laptop.stack.prefect_url, str(named.id)).message
+    assert message == "run first is completed; choose another run id"
 
 
 def test_a_completed_run_is_not_restarted_and_the_reason_is_one_sentence(

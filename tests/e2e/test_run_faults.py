@@ -8,12 +8,16 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 
 from deployments.registration import flow_runs
+from deployments.stack import state, up_down
+from deployments.stack.state import MLFLOW, SERVER
 from storage import layout
 from storage.coordination import heartbeats
+from storage.errors import ConfigError
 from storage.records.control import Stop
 from storage.run import runs
 from storage.weights import manifests
@@ -60,10 +64,39 @@ def test_a_run_started_by_prefects_command_survives_kills_of_its_members(
     assert _attempts(laptop, "killed") == dict.fromkeys(victims, 1) | dict.fromkeys(untouched, 0)
     states = laptop.flow_runs("killed")
     assert states["killed"] == ["Completed"]
-    assert {name: states[f"{name} · killed"] for name in victims} == {
-        key: ["Crashed", "Completed"] for key in victims
+    assert {name: states[f"{name} #1 · killed"] for name in victims} == {
+        key: ["Crashed"] for key in victims
+    }
+    assert {name: states[f"{name} #2 · killed"] for name in victims} == {
+        key: ["Completed"] for key in victims
     }
     assert {state for found in states.values() for state in found} == {"Crashed", "Completed"}
+
+
+def test_a_run_ends_by_itself_although_its_supervisor_servers_and_a_worker_are_killed(
+    laptop: LocalStack,
+) -> None:
+    """The worker is killed first: nobody but the watchdog sees the end of its flow runs then."""
+    laptop.start("healed", *SLOWLY)
+    _wait_for_version(laptop, "healed", 2)
+    _kill_part(laptop, "worker-control")
+    first = laptop.member("healed", "supervisor")
+    os.kill(first.pid, signal.SIGKILL)
+    laptop.wait_until(lambda: laptop.member("healed", "supervisor").pid != first.pid)
+    second = laptop.member("healed", "supervisor")
+    print(f"a supervisor after {second.started_s - first.beat_s:.1f} s")
+    for part in (SERVER, MLFLOW):
+        reached = _last_version(laptop, "healed")
+        _kill_part(laptop, part)
+        _wait_for_version(laptop, "healed", min(reached + 3, STEPS))
+    assert _end_of_newest_supervisor(laptop, "healed") == "Completed"
+    assert _last_version(laptop, "healed") == STEPS
+    _is_clean(laptop, "healed")
+    assert laptop.run("healed").exists(layout.REPORT)
+    assert json.loads(laptop.astraflow("status", "healed", "--json").stdout)["state"] == "completed"
+    assert laptop.flow_runs("healed")["healed"] == ["Crashed", "Completed"]
+    laptop.wait_until(lambda: laptop.flow_processes() == [])
+    assert up_down.running(laptop.home) is not None
 
 
 def test_a_run_cancelled_in_prefect_is_resumed_also_after_its_supervisor_is_lost(
@@ -81,7 +114,9 @@ def test_a_run_cancelled_in_prefect_is_resumed_also_after_its_supervisor_is_lost
     _wait_for_version(laptop, "resumed", reached + 2)
     os.kill(laptop.member("resumed", "supervisor").pid, signal.SIGKILL)
     assert laptop.wait_for_end(flow_run) == "Crashed"
-    assert laptop.wait_for_end(laptop.start("resumed", *SLOWLY)) == "Completed"
+    assert _end_of_newest_supervisor(laptop, "resumed") == "Completed"
+    assert laptop.run("resumed").exists(layout.REPORT), "the closing steps were taken"
+    assert laptop.member("resumed", "supervisor").state == "done"
     assert _last_version(laptop, "resumed") == STEPS
     _is_clean(laptop, "resumed")
     attempts = _attempts(laptop, "resumed")
@@ -89,7 +124,7 @@ def test_a_run_cancelled_in_prefect_is_resumed_also_after_its_supervisor_is_lost
     assert set(attempts.values()) == {1}, (
         "the third supervisor has taken over the members of the second"
     )
-    assert laptop.flow_runs("resumed")["resumed"] == ["Cancelled", "Crashed", "Completed"]
+    assert laptop.flow_runs("resumed")["resumed"] == [*("Cancelled", "Crashed", "Completed")]
 
 
 def test_a_run_stopped_during_its_start_leaves_no_process(laptop: LocalStack) -> None:
@@ -126,6 +161,37 @@ def _wait_for_version(laptop: LocalStack, run_id: str, version: int) -> None:
     """Wait until every policy has reached the version."""
     run = laptop.run_folder(run_id)
     laptop.wait_until(lambda: all(manifests.exists(run, policy, version) for policy in POLICIES))
+
+
+def _kill_part(laptop: LocalStack, name: str) -> None:
+    """Kill a process of the stack, and wait until another one runs in its place."""
+    stack = state.load(laptop.home)
+    assert stack is not None
+    victim = stack.process(name)
+    assert victim is not None
+    os.kill(victim.pid, signal.SIGKILL)
+
+    def is_replaced() -> bool:
+        stack = state.load(laptop.home)
+        process = stack.process(name) if stack else None
+        return process is not None and process != victim
+
+    laptop.wait_until(is_replaced)
+
+
+def _end_of_newest_supervisor(laptop: LocalStack, run_id: str) -> str:
+    """Wait for a supervisor that ends by itself; return Prefect's state of it."""
+    newest: list[str] = []
+
+    def has_ended() -> bool:
+        with suppress(ConfigError):  # the server is away
+            found = flow_runs.newest_supervisor(laptop.stack.prefect_url, run_id)
+            if found is not None and found.final and found.state != "Crashed":
+                newest.append(found.state)
+        return bool(newest)
+
+    laptop.wait_until(has_ended, look_s=1.0)
+    return newest[0]
 
 
 def _last_version(laptop: LocalStack, run_id: str) -> int:

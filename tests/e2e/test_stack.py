@@ -31,7 +31,7 @@ from deployments.registration.deployments import Deployment
 from deployments.registration.pools import Pool, RegionQueue
 from deployments.servers import auth
 from deployments.servers.ports import HOST
-from deployments.stack import pages, plan, processes, readiness, startup, state, up_down
+from deployments.stack import commands, pages, plan, processes, readiness, startup, state, up_down
 from deployments.stack.state import Stack
 from storage.errors import ConfigError
 from tasks.services.prefect_settings import settings_for
@@ -98,7 +98,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_up_replaces_a_stale_record_and_avoids_taken_ports(world: World) -> None:
-    assert len(world.stack.processes) == 5
+    assert len(world.stack.processes) == 6
     assert all(map(processes.is_alive, world.stack.processes))
     ports = {
         int(url.split(":")[2].split("/")[0])
@@ -206,6 +206,16 @@ def test_one_more_worker_serves_a_region_with_its_own_gpus(world: World) -> None
             assert variables["CUDA_VISIBLE_DEVICES"] == "0,1"
             assert variables["PREFECT_API_URL"] == world.stack.prefect_url
             assert variables["OMP_NUM_THREADS"] == "1"
+            second = ["worker", "--pool", "rollout", "--gpus", "1"]
+            refused = subprocess.run(
+                [sys.executable, "-m", "deployments.cli.app", *second],
+                env=os.environ | {"ASTRAFLOW_HOME": str(world.home.root)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert refused.returncode == 1
+            assert f"belongs to another worker-rollout (process {started.pid})" in refused.stderr
         finally:
             started.terminate()
         assert started.stdout is not None
@@ -323,21 +333,37 @@ def test_servers_have_no_credentials_of_the_store(world: World) -> None:
     for item in world.stack.processes:
         inherited = psutil.Process(item.pid).environ()
         assert (inherited.get("AWS_SECRET_ACCESS_KEY") == "hidden") == item.name.startswith(
-            "worker"
+            ("worker", "watchdog")
         ), item.name
 
 
-def test_up_restarts_only_dead_processes(world: World) -> None:
-    victim = world.stack.process("worker-trainers")
-    assert victim is not None
-    os.kill(victim.pid, signal.SIGKILL)
-    _wait(world, lambda: not processes.is_alive(victim))
+@pytest.mark.parametrize("name", ["worker-trainers", "prefect-server", "mlflow"])
+def test_the_watchdog_starts_what_was_killed_with_the_same_ports_and_secrets(
+    world: World, name: str
+) -> None:
+    environment_before = _environment(world.stack, name)
+    _kill(world, name)
+    _wait(world, lambda: up_down.running(world.home) is not None)
+    healed = state.load(world.home)
+    assert healed is not None
+    assert _replaced(world, healed) == {name}
+    assert replace(healed, processes=()) == replace(world.stack, processes=())
+    for url in (world.stack.prefect_url, world.stack.mlflow_url):
+        _wait(world, lambda url=url: readiness.responds(f"{url}/health"))  # type: ignore[misc]
+    pool = {"worker-trainers": "trainers"}.get(name)
+    if pool is not None:
+        worker = (pool, commands.worker_name(pool))
+        _wait(world, lambda: worker in readiness.worker_beats(world.stack.prefect_url, [pool]))
+    assert _environment(healed, name) == environment_before
+    world.stack = healed
+
+
+def test_up_repairs_after_the_death_of_the_watchdog_and_of_another_process(world: World) -> None:
+    _kill(world, "watchdog")
+    _kill(world, "worker-trainers")
     assert up_down.running(world.home) is None
     mended = up_down.up(world.home, world.said.append)
-    replaced = {
-        process.name for process in mended.processes if process not in world.stack.processes
-    }
-    assert replaced == {"worker-trainers"}
+    assert _replaced(world, mended) == {"watchdog", "worker-trainers"}
     world.stack = mended
 
 
@@ -429,6 +455,23 @@ def test_down_cancels_flow_runs_and_leaves_no_process(world: World) -> None:
     assert state.load(world.home) is None
     up_down.down(world.home, world.said.append)
     assert world.said[-1] == "nothing was running"
+
+
+def _kill(world: World, name: str) -> None:
+    victim = world.stack.process(name)
+    assert victim is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    _wait(world, lambda: not processes.is_alive(victim))
+
+
+def _environment(stack: Stack, name: str) -> dict[str, str]:
+    process = stack.process(name)
+    assert process is not None
+    return psutil.Process(process.pid).environ()
+
+
+def _replaced(world: World, stack: Stack) -> set[str]:
+    return {process.name for process in stack.processes if process not in world.stack.processes}
 
 
 def _leave_a_stale_record(home: Home, prefect_port: int, mlflow_port: int) -> None:

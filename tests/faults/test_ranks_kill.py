@@ -23,8 +23,9 @@ from tests.support.models.trainer_cases import (
 )
 from trainer.config import TrainConfig
 from trainer.engines.engine import TrainEngine, make_engine
-from trainer.engines.ranks import leader, process_group
-from trainer.engines.ranks.leader import RankLostError
+from trainer.engines.ranks import children, leader, process_group
+from trainer.engines.ranks import engine as ranked
+from trainer.engines.ranks.rendezvous import RankLostError, Rendezvous
 from trainer.losses.custom import CustomLoss
 
 GIVEN = sampled_batch(reference_model(base_weights()), num_rows=4)
@@ -44,7 +45,8 @@ def rank_pids() -> list[int]:
     return [
         child.pid
         for child in psutil.Process().children()
-        if "trainer.engines.ranks.rank" in child.cmdline()
+        if child.status() != psutil.STATUS_ZOMBIE  # of another test, which has not looked at it
+        and "trainer.engines.ranks.rank" in child.cmdline()
     ]
 
 
@@ -105,7 +107,7 @@ def test_a_rank_does_not_end_before_its_leader_when_all_processes_are_asked_to()
 
 def test_a_stopped_rank_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(leader, "STALLED_S", 0.5)
+    monkeypatch.setattr(children, "STALLED_S", 0.5)
     engine = started()
     os.kill(rank_pids()[0], signal.SIGSTOP)
     with pytest.raises(RankLostError, match="rank 1 of 2"):
@@ -127,7 +129,7 @@ def test_an_error_of_all_ranks_is_raised_and_leaves_them_usable() -> None:
 def test_a_process_has_one_number_of_ranks_while_they_are_used() -> None:
     engine = started()
     config = TrainConfig(ranks=3)
-    with pytest.raises(ConfigError, match="this process trains already with 2 ranks on cpu"):
+    with pytest.raises(ConfigError, match="this process trains already with 1 × 2 ranks on cpu"):
         make_engine(config, MODEL_CONFIG, seed=1)
     engine.step(GIVEN)
 
@@ -171,13 +173,16 @@ def test_a_rank_sees_its_own_gpu_alone_and_no_credentials(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(gpu_locks, "FOLDER", tmp_path / "gpus")
-    if leader._current is not None:
-        leader._current.close()  # that of other tests: a process is in one group
+    if ranked._current is not None:
+        ranked._current.close()  # that of other tests: a process is in one group
     seen: list[dict[str, str]] = []
-    start = leader._start
+    start = children.start_rank
 
-    def start_and_look(rank: int, gpu: str) -> leader._Child:
-        child = start(rank, gpu)  # it waits for its first message
+    def start_and_look(
+        rank: int, num_ranks: int, gpu: str, rendezvous: Rendezvous | None
+    ) -> children.Child:
+        child = start(rank, num_ranks, gpu, rendezvous)  # it waits for its first message
+        assert child.process is not None
         process = psutil.Process(child.process.pid)
         while not (variables := process.environ()):
             time.sleep(0.01)  # the system has not written them yet
@@ -187,7 +192,7 @@ def test_a_rank_sees_its_own_gpu_alone_and_no_credentials(
     def stop(*_: object) -> None:
         raise ConfigError("the group cannot be joined without a GPU")
 
-    monkeypatch.setattr(leader, "_start", start_and_look)
+    monkeypatch.setattr(leader, "start_rank", start_and_look)
     monkeypatch.setattr(process_group, "join", stop)
     config = TrainConfig(ranks=3, device="cuda", devices=(2, 0, 1))
     with pytest.raises(AstraFlowError):  # of the rank that fails first: none has a GPU

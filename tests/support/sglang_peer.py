@@ -35,6 +35,8 @@ class Peer:
     """Names of the tensors of each update."""
     held: dict[str, str] = field(default_factory=dict)
     """Name of a parameter → digest of what was loaded last."""
+    adapters: dict[str, Json] = field(default_factory=dict)
+    """Name of an adapter that it has → its configuration, and the names of its tensors."""
     replies: dict[str, list[Callable[[Json], Reply | None]]] = field(default_factory=dict)
     """Path → what the next calls get instead of the usual reply; None closes the connection."""
 
@@ -54,6 +56,20 @@ class Peer:
         if path == "/update_weights_from_disk":
             self.label = body["weight_version"]
             self.held |= loaded
+        if path == "/load_lora_adapter":
+            if body["lora_name"] in self.adapters:
+                return 400, {"success": False, "error_message": "it is loaded already"}
+            folder = Path(body["lora_path"])
+            self.adapters[body["lora_name"]] = {
+                **json.loads((folder / "adapter_config.json").read_text()),
+                "tensors": sorted(
+                    name
+                    for file in folder.glob("*.safetensors")
+                    for name in from_safetensors(file.read_bytes())
+                ),
+            }
+        if path == "/unload_lora_adapter" and not self.adapters.pop(body["lora_name"], None):
+            return 400, {"success": False, "error_message": "there is none of this name"}
         if path == "/weights_checker":
             return 200, {"success": True, "ranks": [{"checksums": dict(self.held)}]}
         if path == "/generate":

@@ -8,13 +8,16 @@ not import torch, so that an error in a recipe is reported without delay.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from storage.import_path import PluginKind, resolve
 from storage.records.batches import Batch
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
+
+if TYPE_CHECKING:
+    from trainer.engines.ranks.rendezvous import Rendezvous
 
 
 class TrainEngine(Protocol):
@@ -79,16 +82,18 @@ REFERENCE_ENGINE = PluginKind(
 )
 
 
-def make_engine(config: TrainConfig, model_config: Json, seed: int) -> TrainEngine:
+def make_engine(
+    config: TrainConfig, model_config: Json, seed: int, rendezvous: "Rendezvous | None" = None
+) -> TrainEngine:
     """Build the engine that `config.engine` names: a built-in, or a class by import path.
 
-    Built-in engines of several ranks start their processes. A class by import path reads
-    `config.ranks` itself.
+    Built-in engines of several ranks start their processes, and join those of other nodes by the
+    rendezvous. A class by import path reads `config.ranks` itself.
     """
-    if config.engine == "deepspeed" or (config.ranks > 1 and config.engine in ENGINES):
-        from trainer.engines.ranks.leader import RankedEngine
+    if config.engine == "deepspeed" or (config.num_ranks > 1 and config.engine in ENGINES):
+        from trainer.engines.ranks.engine import RankedEngine
 
-        return RankedEngine(config, model_config, seed)
+        return RankedEngine(config, model_config, seed, rendezvous)
     return make_rank_engine(config, model_config, seed)
 
 

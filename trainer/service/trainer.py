@@ -38,6 +38,7 @@ from trainer.engines.engine import ReferenceEngine, TrainEngine, make_engine
 from trainer.placement import rank_gpus
 from trainer.service.mismatch_limits import Finding
 from trainer.service.reference import read_reference
+from trainer.service.rendezvous import StoreRendezvous, lead
 from trainer.service.weight_publisher import WeightPublisher
 
 log = logging.getLogger(__name__)
@@ -141,9 +142,19 @@ class _Trainer:
                 f"version 0 of {self._policy} has no {MODEL_CONFIG}; publish the base model with "
                 "its files"
             )
-        self._engine = make_engine(
-            self._config, parse(files[MODEL_CONFIG], f"{MODEL_CONFIG} of {self._policy}"), seed
-        )
+        model_config = parse(files[MODEL_CONFIG], f"{MODEL_CONFIG} of {self._policy}")
+        nodes: StoreRendezvous | None = None
+        if self._config.nodes > 1:
+            if self._lifetime.retry(
+                "looking for the last version",
+                lambda: manifests.exists(self._run, self._policy, self._steps),
+            ):
+                return False  # the other nodes have left
+            try:
+                nodes = lead(self._lifetime, self._policy, self._config.nodes)
+            except StoppedError:
+                return False
+        self._engine = make_engine(self._config, model_config, seed, nodes)
         newest = self._lifetime.retry(
             "reading the checkpoint", lambda: checkpoints.newest(self._run, self._policy)
         )
@@ -278,7 +289,7 @@ class _Trainer:
         }
         self._publish(metrics)
         self._version_at_s = time.monotonic()
-        self._beat(tokens_per_s=tokens_per_s, wait_fraction=wait_fraction)
+        self._beat(tokens_per_s=tokens_per_s, wait_fraction=wait_fraction, batch=batch)
         if self._step % self._config.checkpoint_every == 0:
             self._checkpoint()
 
@@ -363,9 +374,15 @@ class _Trainer:
             )
 
     def _beat(
-        self, note: str | None = None, *, tokens_per_s: float = 0.0, wait_fraction: float = 0.0
+        self,
+        note: str | None = None,
+        *,
+        tokens_per_s: float = 0.0,
+        wait_fraction: float = 0.0,
+        batch: Batch | None = None,
     ) -> None:
-        """Put the progress into the heartbeat; the rates are those of the last step."""
+        """Put the progress into the heartbeat; rates and batch are those of the last step."""
+        metrics = batch.metrics if batch else {}
         self._heartbeat.update(
             state=ServiceState.WORKING,
             note=note,
@@ -374,5 +391,8 @@ class _Trainer:
                 tokens_trained=int(self._tokens_trained),
                 tokens_per_s=tokens_per_s,
                 wait_fraction=wait_fraction,
+                reward_mean=metrics.get("dataflow/reward/mean"),
+                staleness_mean=metrics.get("dataflow/staleness/mean"),
+                staleness_max=metrics.get("dataflow/staleness/max"),
             ),
         )

@@ -22,6 +22,7 @@ from deployments.stack import environment, plan, state
 from deployments.stack.processes import is_alive
 from deployments.stack.state import MLFLOW, SERVER
 from deployments.stack.up_down import reachable
+from deployments.watchdog import restarts
 from storage.errors import AstraFlowError, ConfigError
 from storage.store import addresses
 from trainer import cpu_bf16
@@ -32,6 +33,8 @@ CORES_MIN = 2
 MEMORY_MIN_GIB = 6.0
 DISK_MIN_GIB = 3.0
 GPU_TIMEOUT_S = 10.0
+FAILING_ENDS = 3
+"""A process of the stack that ended so many times in a row, soon after its start, keeps failing."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,9 @@ def _ports(home: Home) -> Iterator[Check]:
 
 
 def _processes(home: Home) -> Iterator[Check]:
-    """Report the processes of the stack that have ended; nothing where no stack is recorded."""
+    """Report the processes of the stack that have ended, and those that the watchdog has started
+    again; nothing where no stack is recorded.
+    """
     stack = state.load(home)
     if stack is None or not stack.processes:
         return
@@ -181,10 +186,16 @@ def _processes(home: Home) -> Iterator[Check]:
     except ConfigError as error:
         yield Check("stack", "fail", str(error), "see docs/deploying.md, One machine for each home")
         return
+    counts = restarts.load(home)
+    ends = ", ".join(f"{name} {each.ends} times" for name, each in sorted(counts.items()))
+    again = f"; the watchdog has started again: {ends}" if ends else ""
     if ended := [process.name for process in stack.processes if not is_alive(process)]:
-        yield Check("stack", "warn", f"ended: {', '.join(ended)}", "astraflow up")
+        yield Check("stack", "warn", f"ended: {', '.join(ended)}{again}", "astraflow up")
+    elif failing := [name for name, each in counts.items() if each.in_a_row >= FAILING_ENDS]:
+        logs = ", ".join(f"{home.logs / name}.log" for name in sorted(failing))
+        yield Check("stack", "warn", f"all processes run{again}", f"read {logs}")
     else:
-        yield Check("stack", "ok", f"all {len(stack.processes)} processes run")
+        yield Check("stack", "ok", f"all {len(stack.processes)} processes run{again}")
 
 
 def _private(home: Home) -> Check:

@@ -28,11 +28,13 @@ def request_body(
     *,
     vocab: int,
     prefix_key: str,
+    adapter: str = "",
 ) -> Json:
     """Return the body of a request for at most `limit` tokens.
 
     Args:
         prefix_key: requests share the keys and values of equal prompts only under an equal key.
+        adapter: the server's name of the adapter that samples; empty: none.
 
     Raises:
         ConfigError: SGLang cannot give the log-probabilities of this sampling.
@@ -52,6 +54,8 @@ def request_body(
         "logprob_start_len": -1,
         "extra_key": prefix_key,
     }
+    if adapter:
+        body["lora_path"] = adapter
     if _is_restricted(sampling):
         if sampling.top_p < 1 and sampling.top_k:
             raise ConfigError(
@@ -73,8 +77,16 @@ def _is_restricted(sampling: SamplingParams) -> bool:
     return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
 
 
-def read_answer(answer: Json, sampling: SamplingParams, limit: int, engine_id: str) -> Generation:
+def read_answer(
+    answer: Json,
+    sampling: SamplingParams,
+    limit: int,
+    engine_id: str,
+    adapter_version: int | None = None,
+) -> Generation:
     """Return the answer as `Generation`.
+
+    `adapter_version` is that of the adapter which the request named; it sampled every token.
 
     Raises:
         EngineFailedError: the answer is not one to this request, or other weights sampled it.
@@ -87,6 +99,8 @@ def read_answer(answer: Json, sampling: SamplingParams, limit: int, engine_id: s
             return aborted()
         logprobs = _logprobs(info, sampling, tokens)
         spans = _spans(info, len(tokens), engine_id)
+        if adapter_version is not None:
+            spans = (VersionSpan(adapter_version, 0, len(tokens)),) if len(tokens) else ()
     except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
         raise EngineFailedError(
             f"SGLang gave an answer that is not one: {type(error).__name__}: {error}"

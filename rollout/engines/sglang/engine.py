@@ -23,6 +23,7 @@ from rollout.engines.engine import (
     SamplingParams,
 )
 from rollout.engines.requests import checked_prompt
+from rollout.engines.sglang.adapters import check_adapter, split
 from rollout.engines.sglang.answers import aborted, read_answer, request_body
 from rollout.engines.sglang.model_shapes import Shapes, check_tensors, model_shapes
 from rollout.engines.sglang.server import STALLED_S, Server, Start
@@ -34,7 +35,7 @@ from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
 from storage.import_path import ALLOW_VARIABLE, is_allowed
 from storage.records.types import Json
-from storage.records.weights import HostTensor
+from storage.records.weights import HostTensor, StoredAdapter
 
 API_KEY_VARIABLE = "ASTRAFLOW_SGLANG_API_KEY"
 ABORT_S = 10.0
@@ -80,6 +81,8 @@ class SglangRolloutEngine:
         """Empty before the first load."""
         self._digests: dict[int, str] = {}
         self._tensors: Mapping[str, HostTensor] = {}
+        self._form: StoredAdapter | None = None
+        """Of the adapter among the tensors that servers apply themselves."""
         self._version = NO_VERSION
         self._changing = asyncio.Lock()
         """Held while the weights of a server, or a server itself, change."""
@@ -116,6 +119,8 @@ class SglangRolloutEngine:
         aborts = 0
         while True:
             server = self._route(prompt)
+            if self._form and not server.adapters.newest:  # it is being started again
+                await asyncio.shield(self._task(self._give_adapter(server)))
             loads = server.loads
             try:
                 generation = await self._ask(server, prompt, limit, sampling)
@@ -135,6 +140,16 @@ class SglangRolloutEngine:
 
     async def load(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
         await asyncio.shield(self._task(self._load(version, tensors)))
+
+    @property
+    def serves_adapters(self) -> bool:
+        return self._config.sglang.adapter_rank > 0
+
+    async def load_adapter(
+        self, version: int, adapter: StoredAdapter, tensors: Mapping[str, HostTensor]
+    ) -> None:
+        check_adapter(adapter, tensors, self._config.sglang.adapter_rank)
+        await asyncio.shield(self._task(self._load(version, tensors, adapter)))
 
     async def close(self) -> None:
         if self._closing:
@@ -208,8 +223,15 @@ class SglangRolloutEngine:
         # While the weights change, the old or the new ones may compute the keys and values of the
         # prompt: no other request may use them.
         prefix_key = server.label or request_id
+        adapter = server.adapters.begin()
         body = request_body(
-            request_id, prompt, limit, sampling, vocab=self._vocab, prefix_key=prefix_key
+            request_id,
+            prompt,
+            limit,
+            sampling,
+            vocab=self._vocab,
+            prefix_key=adapter.name if adapter else prefix_key,
+            adapter=adapter.name if adapter else "",
         )
         server.running += 1
         server.idle.clear()
@@ -227,20 +249,28 @@ class SglangRolloutEngine:
             ) from error
         finally:
             server.running -= 1
+            server.adapters.end(adapter)
             if not server.running:
                 server.idle.set()
         server.answered()
-        return read_answer(answer, sampling, limit, self._id)
+        by_adapter = adapter.version if adapter else None
+        return read_answer(answer, sampling, limit, self._id, by_adapter)
 
     # Weights and servers.
 
-    async def _load(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
+    async def _load(
+        self,
+        version: int,
+        tensors: Mapping[str, HostTensor],
+        form: StoredAdapter | None = None,
+    ) -> None:
         digest = await in_system_thread(weights_digest, tensors)
+        base = split(tensors)[0] if form else tensors
         if self._shapes is None:
-            shapes_given = [tensor.shape for tensor in tensors.values()]
+            shapes_given = [tensor.shape for tensor in base.values()]
             self._shapes = await in_system_thread(model_shapes, self._served_config, shapes_given)
         shapes, tied = self._shapes
-        check_tensors(tensors, shapes, tied)
+        check_tensors(base, shapes, tied)
         async with self._changing:
             self._check_open()
             if not self._servers:
@@ -256,12 +286,12 @@ class SglangRolloutEngine:
             self._digests[version] = digest
             try:
                 for server in self._servers:
-                    await self._bring_to(server, version, tensors)
+                    await self._bring_to(server, version, tensors, form)
             except BaseException:
-                if all(server.held is not tensors for server in self._servers):
+                if not any(server.holds(version) for server in self._servers):
                     del self._digests[version]
                 raise
-            self._tensors, self._version = tensors, version
+            self._tensors, self._form, self._version = tensors, form, version
 
     async def _replaced(self, server: Server, loads: int, error: ServerLostError) -> None:
         """Wait until a lost server has the current weights again. One task does it for all.
@@ -289,13 +319,23 @@ class SglangRolloutEngine:
                     await server.restart(error)
                 except (ConfigError, EngineFailedError) as failure:
                     raise self._failed(str(failure)) from failure
-            await self._bring_to(server, self._version, self._tensors)
+            await self._bring_to(server, self._version, self._tensors, self._form)
+
+    async def _give_adapter(self, server: Server) -> None:
+        async with self._changing:
+            self._check_open()
+            if not server.adapters.newest:
+                await self._bring_to(server, self._version, self._tensors, self._form)
 
     async def _bring_to(
-        self, server: Server, version: int, tensors: Mapping[str, HostTensor]
+        self,
+        server: Server,
+        version: int,
+        tensors: Mapping[str, HostTensor],
+        form: StoredAdapter | None,
     ) -> None:
         try:
-            await server.bring_to(version, tensors)
+            await server.bring_to(version, tensors, form)
         except EngineFailedError as error:
             self._failure = self._failure or error
             raise

@@ -10,6 +10,7 @@ The worker never closes the other end of the standard input while it needs the s
 however it ends, the server and its processes are killed.
 """
 
+import functools
 import importlib.abc
 import importlib.machinery
 import json
@@ -19,6 +20,8 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable
+from typing import Any
 
 EXIT_SETTINGS = 78
 """Exit status where SGLang cannot be imported."""
@@ -76,6 +79,18 @@ def _do_without_gpu() -> None:
     import torch
 
     torch.cuda.synchronize = lambda device=None: None
+    # The code of adapters pins host memory, which needs a GPU.
+    setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # noqa: B010  # mypy
+    for name in ("empty", "tensor", "zeros"):
+        setattr(torch, name, _unpinned(getattr(torch, name)))
+
+
+def _unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def call(*args: Any, **settings: Any) -> Any:
+        return make(*args, **{**settings, "pin_memory": False})
+
+    return call
 
 
 if os.environ.get(WITHOUT_KERNELS):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rollout.engines.engine import EngineFailedError, SamplingParams
+from rollout.engines.sglang.adapters import Running, Served, adapter_folder, split
 from rollout.engines.sglang.answers import has_spans, request_body, version_label
 from rollout.engines.sglang.server_api import (
     CONTROL_TIMEOUT_S,
@@ -18,7 +19,7 @@ from rollout.engines.sglang.server_process import ServerProcess
 from rollout.engines.sglang.weights_folder import weights_folder
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
-from storage.records.weights import HostTensor
+from storage.records.weights import HostTensor, StoredAdapter
 
 log = logging.getLogger(__name__)
 
@@ -73,28 +74,41 @@ class Server:
     """Versions since tensors were compared."""
     compared: int = 0
     """Number of the tensor with which the next comparison starts."""
+    adapters: Running = field(default_factory=Running)
+    """Those that it has; none where it gets merged weights."""
 
     def __post_init__(self) -> None:
         self.idle.set()
         self.api, self.process = self.start()
 
-    async def bring_to(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
-        """Load a version, also if the server is lost meanwhile.
+    async def bring_to(
+        self,
+        version: int,
+        tensors: Mapping[str, HostTensor],
+        form: StoredAdapter | None = None,
+    ) -> None:
+        """Load a version, also if the server is lost meanwhile; with `form`, its adapter apart.
 
         Raises:
             ConfigError: it refuses its settings or the tensors.
             EngineFailedError: it cannot start or is lost again and again, another client loads
                 weights into it, or it does not hold the tensors that it was given.
         """
+        base, adapter = split(tensors) if form else (tensors, {})
         while True:
             try:
                 await self._check_held()
                 whole = not self.held
-                await self._update(version, tensors)
-                await self._compare(tensors, whole)
+                if form is None or any(self.held.get(name) is not base[name] for name in base):
+                    await self._update(version, base)
+                    await self._compare(base, whole)
                 if not self.began:
                     self.names_versions = await self._probe()
                     self.began = True
+                if form is None:
+                    self.adapters.newest = None
+                else:
+                    await self._give_adapter(version, form, adapter)
                 return
             except ServerLostError as error:
                 await self.restart(error)
@@ -105,6 +119,7 @@ class Server:
         One that only cut a connection goes on; it gets all tensors again, too.
         """
         self.label, self.held = "", {}
+        self.adapters.newest = None
         words = (self.process.ended() if self.process else "") or str(error)
         log.warning("an SGLang server was lost: %s", words)
         if self._is_cut(error) and await self.api.is_ready():
@@ -114,6 +129,7 @@ class Server:
             raise ConfigError(f"rollout.engine.sglang: {words}") from error
         if self.losses > (LOSSES_MAX if self.began else STARTS_MAX - 1):
             raise EngineFailedError(f"the sglang engine broke: {words}") from error
+        self._forget_adapters()
         if self.process:
             await in_system_thread(self.process.stop)
             lost = self.api
@@ -131,6 +147,12 @@ class Server:
         """Return whether the loss may be that of a connection, and count it."""
         self.cuts += isinstance(error, ConnectionLostError)
         return isinstance(error, ConnectionLostError) and self.cuts <= CUTS_MAX
+
+    def holds(self, version: int) -> bool:
+        """Return whether its next request is sampled by this version."""
+        if newest := self.adapters.newest:
+            return newest.version == version
+        return self.label == version_label(self.engine_id, version)
 
     def answered(self) -> None:
         """Count an answer: the server works."""
@@ -160,6 +182,11 @@ class Server:
                 "loaded; a server serves one worker"
             )
         self.label, self.held = "", {}
+        self._forget_adapters()
+
+    def _forget_adapters(self) -> None:
+        """Begin without adapters, as a server does, but with names that none had."""
+        self.adapters = Running(loaded=self.adapters.loaded)
 
     async def _update(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
         held = self.held
@@ -194,6 +221,27 @@ class Server:
             if pause:
                 await self.api.resume()
             await in_system_thread(folder.__exit__, None, None, None)
+
+    async def _give_adapter(
+        self, version: int, form: StoredAdapter, tensors: Mapping[str, HostTensor]
+    ) -> None:
+        """Load an adapter, which the next request names, and unload those that no request names."""
+        self.adapters.loaded += 1
+        name = f"{version_label(self.engine_id, version)}.{self.adapters.loaded}"
+        folder = adapter_folder(form, tensors)
+        path = await in_system_thread(folder.__enter__)
+        try:
+            await self.api.load_adapter(name, path)
+        except ServerRefusedError as error:
+            raise ConfigError(str(error)) from error
+        finally:
+            await in_system_thread(folder.__exit__, None, None, None)
+        self.adapters.add(Served(name, version))
+        for unused in self.adapters.remove_unused():
+            try:
+                await self.api.unload_adapter(unused.name)
+            except ServerRefusedError as error:
+                log.warning("an adapter stays in an SGLang server: %s", error)
 
     async def _compare(self, tensors: Mapping[str, HostTensor], whole: bool) -> None:
         """Load tensors that it holds again: that must not change a bit of its parameters.

@@ -92,6 +92,15 @@ class ServerApi:
         }
         await self._post("/update_weights_from_disk", body, None)
 
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load the adapter in a folder; running requests go on."""
+        body = {"lora_name": name, "lora_path": str(folder)}
+        await self._post("/load_lora_adapter", body, None)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; waits for the requests that name it."""
+        await self._post("/unload_lora_adapter", {"lora_name": name}, CONTROL_TIMEOUT_S)
+
     async def checksums(self) -> dict[str, str]:
         """Return a digest of each parameter on each device, as the server has them in memory."""
         answer = await self._json("/weights_checker", {"action": "checksum"})

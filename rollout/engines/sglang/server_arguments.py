@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollout.config import EngineConfig
+from rollout.engines.sglang.adapters import TARGETS
 from rollout.placement import engine_gpus, static_fraction
 from storage.errors import ConfigError
 from storage.machine import gpus
@@ -108,7 +109,9 @@ def server_args(config: EngineConfig, model: Path, port: int, free: float = 1.0)
     `free` is the share of its devices that is free now.
     """
     sglang = config.sglang
-    args = ["--model-path", str(model), "--load-format", "dummy", "--skip-tokenizer-init"]
+    # Adapters are read by the loader of the weights, and `dummy` reads none.
+    load_format = "safetensors" if sglang.adapter_rank else "dummy"
+    args = ["--model-path", str(model), "--load-format", load_format, "--skip-tokenizer-init"]
     args += ["--host", HOST, "--port", str(port), "--skip-server-warmup"]
     args += ["--log-level", "warning"]
     args += ["--dtype", config.dtype, "--tp-size", str(sglang.tensor_parallel)]
@@ -128,6 +131,10 @@ def server_args(config: EngineConfig, model: Path, port: int, free: float = 1.0)
             f"rollout.engine.device {config.device!r} cannot be used by sglang; use cpu, cuda or "
             "cuda:N"
         )
+    if sglang.adapter_rank:
+        args += ["--enable-lora", "--max-lora-rank", str(sglang.adapter_rank)]
+        args += ["--lora-target-modules", *TARGETS]
+        args += ["--lora-backend", "torch_native"] if config.device == "cpu" else []
     if config.device == "cpu":
         args += ["--mem-fraction-static", str(sglang.memory_share or CPU_MEMORY_SHARE)]
     elif sglang.memory_share is not None:

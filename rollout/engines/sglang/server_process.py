@@ -14,19 +14,24 @@ import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from rollout.config import EngineConfig
 from rollout.engines.sglang.server_arguments import HOST, server_args, server_environment
 from rollout.placement import engine_gpus
 from storage.errors import ConfigError
+from storage.formats.safetensors import to_safetensors
 from storage.machine import gpu_locks, gpus
 from storage.machine.temporary_folders import temporary_folder
 from storage.records.types import Json
+from storage.records.weights import HostTensor
 from storage.written_files import write_inside
 
 LAUNCH = Path(__file__).with_name("launch.py")
 LOG_TAIL_BYTES = 2000
+HIDDEN_MAX = 2**20
+"""Largest hidden size of a model whose adapters are served."""
 EXIT_ARGUMENTS = 2
 """Exit status of Python's argparse."""
 EXIT_SETTINGS = 78
@@ -48,6 +53,10 @@ class ServerProcess:
         with ExitStack() as temporary:
             self._folder = temporary.enter_context(temporary_folder("astraflow-sglang-"))
             write_inside(self._folder / "model", "config.json", json.dumps(model_config).encode())
+            if config.sglang.adapter_rank:
+                write_inside(
+                    self._folder / "model", "model.safetensors", _first_tensor(model_config)
+                )
             self._log = self._folder / "server.log"
             order = {
                 "args": server_args(config, self._folder / "model", port, _free_share(config)),
@@ -129,6 +138,18 @@ def _free_share(config: EngineConfig) -> float:
     if not (own := engine_gpus(config)):
         return 1.0
     return gpus.free_share(gpus.names(own, os.environ), gpus.installed())
+
+
+def _first_tensor(model_config: Json) -> bytes:
+    """Return a file with one tensor of the model, for a server that must be given a file."""
+    hidden = model_config.get("hidden_size")
+    if type(hidden) is not int or not 0 < hidden <= HIDDEN_MAX:
+        raise ConfigError(
+            f"config.json has hidden_size {hidden!r}; with sglang.adapter_rank it must be a number "
+            f"from 1 to {HIDDEN_MAX}"
+        )
+    bits = np.zeros(hidden, np.uint32)
+    return to_safetensors({"model.norm.weight": HostTensor("F32", (hidden,), bits)})
 
 
 def _free_port() -> int:

@@ -3,6 +3,7 @@
 P: problems, S: samples of each problem.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class PairedOutcomes:
                 "together; rename the data set"
             )
         if len(set(ids)) < len(ids):
-            twice = next(problem for problem in ids if ids.count(problem) > 1)
+            twice = next(problem for problem, count in Counter(ids).items() if count > 1)
             raise ConfigError(
                 f"{dataset}: the problem {quoted(twice)} is listed twice; give each problem once, "
                 "with all of its samples in its row"

@@ -42,13 +42,17 @@ class SmallRun:
     """Writes one object at a time, so that a test determines exactly what its run has."""
 
     def __init__(
-        self, name: str, recipe: str = RECIPE, windows: Mapping[str, PromptWindow] | None = None
+        self,
+        name: str,
+        recipe: str = RECIPE,
+        windows: Mapping[str, PromptWindow] | None = None,
+        run_id: str = RUN_ID,
     ) -> None:
         self.store: ObjectStore = open_store(f"memory://{name}")
         self.config: RunConfig = load(recipe)
         self.run = runs.create_run(
             self.store,
-            RUN_ID,
+            run_id,
             self.config.model_dump(mode="json"),
             "astraflow/multi-policy",
             windows=windows or {},
@@ -94,14 +98,20 @@ class SmallRun:
         """One group of two episodes with three sampled tokens each."""
         shards.create(self.run, builders.shard(order=number))
 
-    def evaluation(self, version: int, first: list[float], final: list[float]) -> None:
+    def evaluation(
+        self,
+        version: int,
+        first: list[float],
+        final: list[float],
+        dataset: str = "chained_addition",
+    ) -> None:
         versions = dict.fromkeys(self.config.policies, version)
         rows = tuple(f"chained_addition/test/{index}" for index in range(len(first)))
         evaluations.create(
             self.run,
             Evaluation(
                 versions=versions,
-                dataset="chained_addition",
+                dataset=dataset,
                 workflow="actor_and_verify",
                 rows=rows,
                 first_attempt=np.array(first, np.float32),
@@ -123,10 +133,11 @@ class SmallRun:
         progress: Progress | None = None,
         seconds: Mapping[str, float] | None = None,
         versions: Mapping[str, int] | None = None,
+        alive_s: float = 0.0,
     ) -> None:
         beat = builders.heartbeat(
             kind, member, beat_s=at_s, started_s=at_s - 60, state=state, region=region, note=note, progress=progress,
-            seconds=seconds, versions=versions,
+            seconds=seconds, versions=versions, alive_s=alive_s,
         )  # fmt: skip
         builders.put_heartbeat(self.run, beat)
 

@@ -34,6 +34,8 @@ class ScriptedLauncher:
         self.away = False
         self.refuses = False
         self.lacks: tuple[str, ...] = ()
+        self.words: dict[str, list[str]] = {}
+        """Flow run → the last lines of its log."""
 
     async def launch(self, member: Member, attempt: int) -> Launched | None:
         if member.deployment in self.lacks:
@@ -61,8 +63,13 @@ class ScriptedLauncher:
     async def bury(self, ended: Sequence[Launched]) -> None:
         self.buried += [launched.flow_run_id for launched in ended]
 
-    def set(self, member: str, phase: FlowRunPhase) -> None:
-        self.runs[member] = replace(self.runs[member], phase=phase, state_name=phase.value)
+    async def last_words(self, ended: Launched) -> Sequence[str]:
+        return self.words.get(ended.flow_run_id, [])
+
+    def set(self, member: str, phase: FlowRunPhase, message: str = "") -> None:
+        self.runs[member] = replace(
+            self.runs[member], phase=phase, state_name=phase.value, message=message
+        )
 
 
 class Interrupted:

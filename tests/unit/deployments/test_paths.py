@@ -161,6 +161,18 @@ def test_a_name_that_the_servers_cannot_have_is_refused(
     assert paths.home().root == tmp_path / "plain #1 é"
 
 
+@pytest.mark.parametrize("name", ["s3://key:S3CR3T@bucket/home", "http://ada:S3CR3T@host/"])
+def test_an_address_as_home_is_refused_and_not_shown(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASTRAFLOW_HOME", name)
+    with pytest.raises(ConfigError, match=r"^ASTRAFLOW_HOME is an address") as raised:
+        paths.home()
+    assert "S3CR3T" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_writable_by_all_users_is_refused_and_not_changed(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     with pytest.raises(

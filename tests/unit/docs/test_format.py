@@ -19,10 +19,10 @@ import pytest
 import xxhash
 
 from storage import layout
-from storage.coordination import leases
+from storage.coordination import leases, rounds
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.promotion import outcomes, promotions
-from storage.records.control import BudgetKind, CountedLife, Stop, Usage
+from storage.records.control import BudgetKind, CountedLife, Round, Stop, Usage
 from storage.records.progress import TrainerProgress
 from storage.records.rollouts import Prompt
 from storage.run import base_models, checkpoints, evaluations, quarantine, shards, usage
@@ -67,6 +67,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     life = CountedLife(attempt=0, started_s=1.0, alive_s=2.5)
     used: dict[BudgetKind, float] = {"hours": 0.25, "tokens": 0.0, "cost": 3.5}
     usage.write(run, Usage(limits={"hours": 8.0}, used=used, members={"dataflow": life}))
+    rounds.write_entry(run, rounds.open_next(run, "solver"), "node/1", b"")
     with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as heartbeat_writer:
         progress = TrainerProgress(step=4, tokens_per_s=9.5)
         heartbeat_writer.update(progress=progress, versions={"solver": 4})
@@ -494,6 +495,9 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         layout.retired: [layout.retired("solver", 4)],
         layout.merged_delta: [layout.merged_delta("solver", 4, 0)],
         layout.tag: [layout.tag("best")],
+        layout.rounds: [],
+        layout.round_start: [layout.round_start("solver", 7)],
+        layout.round_entry: [layout.round_entry("solver", 7, "9f86")],
         layout.promotion: [layout.promotion("NAME", 7)],
         layout.promotions: [],
         layout.nights: [],
@@ -572,6 +576,10 @@ OBJECTS = {
     "checkpoints/{policy}/{step:08d}/manifest.json": "checkpoints/solver/00000004/manifest.json",
     "evals/{versions}.arrow": "evals/solver-00000004_verifier-00000004.arrow",
     "usage.json": "usage.json",
+    "rounds/{policy}/{n:08d}.json": "rounds/solver/00000001.json",
+    "rounds/{policy}/{n:08d}/{digest}.json": rounds.entry_key(
+        Round(policy="solver", number=1, is_open=True), "node/1"
+    ),
     "heartbeats/{kind}/{id}.json": "heartbeats/trainer/trainer-solver.json",
     "quarantine/{key}.json": "quarantine/shards/00000099.arrow.json",
     "promotions/{name}/{n:08d}.json": "../../promotions/tiny-1.7b/00000001.json",
@@ -657,7 +665,7 @@ def test_the_examples_of_the_page_have_correct_checksums() -> None:
         json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
     ]
     told = [example for example in examples if "checksum" in example]
-    assert len(told) == 11
+    assert len(told) == 13
     for example in told:
         zeroed = json.dumps({**example, "checksum": "0" * 32}, separators=(",", ":")).encode()
         assert xxhash.xxh3_128_hexdigest(zeroed) == example["checksum"]

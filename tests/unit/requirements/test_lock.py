@@ -9,6 +9,7 @@ import runpy
 import tomllib
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -35,12 +36,12 @@ def _version(entry: str) -> str:
 
 
 LOCKED, CUDA, TORCH = (_entries(name) for name in ("locked.txt", "cuda.txt", "torch.txt"))
-DEEPSPEED = _entries("deepspeed.txt")
+DEEPSPEED, DOCS = _entries("deepspeed.txt"), _entries("docs.txt")
+EXTRAS = runpy.run_path(str(ROOT / "requirements" / "lock.py"))["EXTRAS"]
 DECLARED = [
     *PROJECT["build-system"]["requires"],
     *PROJECT["project"]["dependencies"],
-    *PROJECT["project"]["optional-dependencies"]["s3"],
-    *PROJECT["project"]["optional-dependencies"]["dev"],
+    *(each for extra in EXTRAS for each in PROJECT["project"]["optional-dependencies"][extra]),
 ]
 
 
@@ -51,9 +52,15 @@ def test_each_declared_package_is_locked_within_its_range(declared: str) -> None
     assert requirement.specifier.contains(_version(entry))
 
 
+def test_the_packages_of_the_documentation_are_locked_apart() -> None:
+    for declared in map(Requirement, PROJECT["project"]["optional-dependencies"]["docs"]):
+        assert declared.specifier.contains(_version(DOCS[canonicalize_name(declared.name)]))
+    assert "mkdocs" not in LOCKED
+
+
 def test_each_locked_package_has_hashes() -> None:
     assert len(LOCKED) > 150
-    for entry in (*LOCKED.values(), *CUDA.values()):
+    for entry in (*LOCKED.values(), *CUDA.values(), *DOCS.values()):
         head, *hashes = entry.rstrip().split(" \\\n")
         assert re.fullmatch(r"[a-z0-9.-]+==[\w.+]+( ; .+)?", head), entry
         assert len(hashes) >= 1, entry
@@ -130,3 +137,9 @@ def test_the_licence_is_the_apache_text_and_is_declared() -> None:
         "Apache-2.0",
         ["LICENSE"],
     )
+
+
+def test_the_hooks_of_commits_have_the_locked_linter() -> None:
+    repositories = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    linter = next(each for each in repositories if "ruff" in each["repo"])
+    assert linter["rev"] == f"v{_version(LOCKED['ruff'])}"

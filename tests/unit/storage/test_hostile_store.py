@@ -16,9 +16,9 @@ from storage.run.runs import create_run, open_run, read_all, read_run
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import publisher, reader
+from tasks.episodes.token_view import decoder
 from tasks.maintenance.export import export_model
 from tasks.recipes.run_terms import run_terms
-from tasks.reports.episode_samples import decoder
 from tests.support.runs.builders import tensors
 from tests.support.runs.fakes import base_files
 from tests.support.runs.small_run import SmallRun

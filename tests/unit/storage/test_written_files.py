@@ -32,6 +32,13 @@ WRITERS = {
     "storage/machine/gpus.py installed which": "looks for a program and writes nothing",
     "storage/machine/gpu_locks.py _take os.open": "a lock in a folder of its own, named after a GPU of the machine",
     "storage/store/source_files.py fetch open": "a copy in a temporary folder, under a name that the caller numbers",
+    "storage/machine/gpu_locks.py _open_for_good os.open": "the same lock",
+    "tasks/tracking/loadable_models.py _save_copy rmtree": "a part of the temporary folder of its own making",
+    "tasks/tracking/loadable_models.py _save_copy rename": "the same",
+    "tasks/reports/episodes_page.py write_page rmtree": "its own temporary folder, and an earlier page, which it recognizes",
+    "tasks/reports/episodes_page.py write_page os.replace": "the folder that the user named",
+    "tasks/reports/episodes_page.py _write write_text": "a fixed name",
+    "tasks/reports/episodes_page.py _write_call write_text": "a number in a fixed name",
     "rollout/engines/sglang/server_process.py _launched open": "the log, in a new folder of its own",
 }
 """Every call that may write a file → why its name cannot come from a stored object."""

@@ -1,9 +1,21 @@
-"""Fixtures of the tests that use MLflow: a real one, on a database file."""
+"""Fixtures of the tests that use MLflow: a real one, on a database file; and of those that run
+Prefect tasks: a server for the tests of one file.
+"""
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+from tests.support.patience import PATIENCE_S
+
+
+@pytest.fixture(scope="module")
+def prefect_server() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=int(PATIENCE_S)):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@ import unicodedata
 
 import pytest
 
-from tasks.terminal_text import markdown, one_line, plain
+from tasks.terminal_text import markdown, one_line, plain, quoted_line, visible
 
 
 def test_characters_that_move_the_cursor_or_reverse_text_are_removed() -> None:
@@ -17,6 +17,18 @@ def test_characters_that_move_the_cursor_or_reverse_text_are_removed() -> None:
         "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff\U000e0041"
     )
     assert plain("αβ 🙂 ½ → \t\n e\u0301 \u200d") == "αβ 🙂 ½ → \t\n e\u0301 \u200d"
+
+
+def test_characters_that_are_removed_elsewhere_can_be_made_visible() -> None:
+    assert visible("a\x1b[31mb\u202ec\x9b\n\té🙂\ud800\U000e0041") == (
+        "a\\x1b[31mb\\u202ec\\x9b\n\té🙂\\ud800\\ue0041"
+    )
+    text = "".join(map(chr, range(0x110000)))
+    assert plain(visible(text)) == visible(text)
+
+
+def test_a_quoted_line_is_one_line_and_unambiguous() -> None:
+    assert quoted_line("a\n\t\\n\x1b") == '"a\\n\\t\\\\n\\x1b"'
 
 
 def test_one_line_cannot_contain_another() -> None:

@@ -33,6 +33,9 @@ def test_a_learning_rate_of_0_and_a_gradient_without_a_limit_are_settings() -> N
             "schedule_steps 5 is not above warmup_steps 5",
         ),
         ({"ranks": 65}, "less than or equal to 64"),
+        ({"nodes": 65}, "less than or equal to 64"),
+        ({"nodes": 0}, "greater than or equal to 1"),
+        ({"nodes": 2, "engine": "own.engine:Engine"}, "nodes: 2 needs engine: torch or engine: de"),
         ({"optimizer": {"name": "muon", "ns_steps": 100}}, "less than or equal to 99"),
         ({"attention": "flash_attention_2"}, "flash_attention_2 computes in bf16"),
     ],
@@ -42,6 +45,11 @@ def test_settings_that_cannot_work_are_refused_with_a_remedy(
 ) -> None:
     with pytest.raises(ValidationError, match=words):
         TrainConfig.model_validate(settings)
+
+
+def test_the_ranks_of_all_nodes_train_together() -> None:
+    assert TrainConfig(nodes=3, ranks=2).num_ranks == 6
+    assert TrainConfig(ranks=2, engine="own.engine:Engine").num_ranks == 2
 
 
 def test_a_schedule_may_end_one_step_after_the_warm_up() -> None:

@@ -148,6 +148,10 @@ def test_the_logits_are_those_of_one_chunk() -> None:
             {"checkpoint": 12_000, "copy for the ranks": 12_000, "moments of each rank": 16_000},
         ),
         (
+            {"device": "cuda", "nodes": 2},
+            {"checkpoint": 12_000, "copy for the ranks": 12_000, "moments of each rank": 8000},
+        ),
+        (
             {"device": "cuda", "engine": "deepspeed", "deepspeed": {"offload_optimizer": True}},
             {"checkpoint": 12_000, "copy for the ranks": 12_000, "moments of each rank": 8000,
              "optimizer": 20_000},
@@ -158,6 +162,11 @@ def test_the_host_needs_memory_for_versions_and_checkpoints(
     settings: dict[str, Any], expected: dict[str, int]
 ) -> None:
     assert train_host_bytes(TrainConfig(**settings), MODEL) == expected
+
+
+def test_devices_of_all_nodes_share_the_model_out() -> None:
+    alone, nodes = TrainConfig(ranks=4), TrainConfig(ranks=2, nodes=2)
+    assert train_bytes(nodes, MODEL) == train_bytes(alone, MODEL)
 
 
 def test_publishing_takes_no_more_than_its_limit() -> None:

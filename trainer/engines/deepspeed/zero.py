@@ -84,6 +84,7 @@ class Zero(OneProcess):
             parameter_groups(self.parameters.values(), config),
             **adamw_settings(config) | {"lr": 0.0},  # stage 3 takes a step while it starts
         )
+        _align_parameter_ids(device)
         self._engine, self._zero, *_ = deepspeed.initialize(
             model=_Logprobs(self._model),
             optimizer=optimizer,
@@ -208,6 +209,19 @@ def _imported(device: str) -> Any:
     vars(deepspeed.ops)["__compatible_ops__"] = defaultdict(bool)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     return deepspeed
+
+
+def _align_parameter_ids(device: torch.device) -> None:
+    """Let all ranks number the parameters from the same id.
+
+    Stage 3 compares the ids of the ranks, and a process counts on from those of its earlier
+    engines: rank 0 may have trained with other ranks before.
+    """
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    newest = torch.tensor(Init.param_id, device=device)
+    torch.distributed.all_reduce(newest, torch.distributed.ReduceOp.MAX)
+    Init.param_id = int(newest)
 
 
 def _settings(config: TrainConfig) -> Json:

@@ -1,6 +1,9 @@
 """The main program of ranks 1, 2, …: it makes the calls of the leader's engine on its own engine.
 
-    python -m trainer.engines.ranks.rank DESCRIPTOR        a connected socket (`messages.py`)
+    python -m trainer.engines.ranks.rank CALLS [RENDEZVOUS]      descriptors of connected sockets
+
+Calls are messages (`messages.py`); by the other socket the parent answers for the rendezvous of
+several nodes.
 
 The leader holds the standard input open. When it ends, however it ends, so does this process.
 """
@@ -13,20 +16,30 @@ import sys
 import threading
 from typing import Any
 
+from torch._C._distributed_c10d import Store  # torch.distributed has it without a type
+
+from storage.errors import ConfigError
 from storage.records.types import Json
 from storage.run import batches
 from trainer.config import TrainConfig
 from trainer.engines.engine import TrainEngine, make_rank_engine
 from trainer.engines.ranks import process_group
 from trainer.engines.ranks.messages import read_tensors, receive, send
+from trainer.engines.ranks.process_group import Seat
+from trainer.engines.ranks.rendezvous import ParentRendezvous
+from trainer.engines.ranks.rendezvous_store import RendezvousStore
 
 PARENT_CHECK_S = 1.0
+WITH_TENSORS = ("set_weights", "set_reference", "load")
+CALLS = ("step", "weights", "save", *WITH_TENSORS)
 
 
 class Rank:
     """The engines of this process, by the leader's numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store | None = None, own_config: TrainConfig | None = None) -> None:
+        """`own_config`: the only one with which engines are built; None trusts the leader."""
+        self._store, self._own_config = store, own_config
         self._engines: dict[int, TrainEngine] = {}
 
     def call(self, header: Json, content: memoryview) -> None:
@@ -35,29 +48,43 @@ class Rank:
             self._engines.pop(number, None)
         name = header["call"]
         if name == "join":
-            process_group.join(*header["arguments"])
+            process_group.join(Seat(**header["seat"]), self._store)
             return
         if name == "new":
             config = TrainConfig.model_validate(header["config"])
+            if self._own_config not in (None, config):
+                raise ConfigError(
+                    "the leader trains with other settings than this node: both must be of one run"
+                )
             engine = make_rank_engine(config, header["model_config"], header["seed"])
             self._engines[header["engine"]] = engine
             return
+        if name not in CALLS:
+            raise ValueError(f"{name!r} is no call of a train engine")
         engine = self._engines[header["engine"]]
         arguments: list[Any] = []
         if name == "step":
             arguments = [batches.decode(bytes(content))]
-        elif name in ("set_weights", "set_reference", "load"):
+        elif name in WITH_TENSORS:
             arguments = [read_tensors(header["tensors"], content), *header["arguments"]]
         getattr(engine, name)(*arguments)
 
 
-def main(descriptor: int) -> None:
+def error_reply(error: Exception) -> Json:
+    """Return the reply to a call that failed; the leader decides what becomes of it."""
+    return {"kind": type(error).__name__, "message": str(error)}
+
+
+def main(descriptor: int, rendezvous: int | None = None) -> None:
     """Make the leader's calls until it ends."""
     for number in (signal.SIGTERM, signal.SIGINT):  # the leader decides when its ranks end
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_leader, args=[os.getppid()], daemon=True).start()
     channel = socket.socket(fileno=descriptor)
-    rank = Rank()
+    store = None
+    if rendezvous is not None:
+        store = RendezvousStore(ParentRendezvous(socket.socket(fileno=rendezvous)))
+    rank = Rank(store)
     send(channel, {})
     while True:
         try:
@@ -67,8 +94,8 @@ def main(descriptor: int) -> None:
         try:
             rank.call(header, content)
             reply: Json = {}
-        except Exception as error:  # the leader decides what becomes of it
-            reply = {"kind": type(error).__name__, "message": str(error)}
+        except Exception as error:
+            reply = error_reply(error)
         del content
         send(channel, reply)
 
@@ -82,4 +109,4 @@ def _end_with_the_leader(leader: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

@@ -59,13 +59,14 @@ class TorchTrainEngine:
         self._scan = DeviceScan() if scans else None
 
     def _make_trained(self, weights: Mapping[str, HostTensor]) -> OneProcess:
-        if self._config.ranks > 1 and self._config.optimizer.name != "adamw":
+        if self._config.num_ranks > 1 and self._config.optimizer.name != "adamw":
             raise ConfigError(
                 f"train.optimizer: {self._config.optimizer.name} cannot be used with train.ranks "
-                f"{self._config.ranks}: each rank has a part of every matrix, and only AdamW is "
-                "known to give the update of the whole; use adamw, or one rank"
+                f"{self._config.ranks} and train.nodes {self._config.nodes}: each rank has a part "
+                "of every matrix, and only AdamW is known to give the update of the whole; use "
+                "adamw, or one rank"
             )
-        if self._config.ranks == 1:
+        if self._config.num_ranks == 1:
             return OneProcess(self._config, self._model_config, weights)
         from trainer.engines.torch.fsdp import Fsdp  # torch.distributed takes a while to import
 

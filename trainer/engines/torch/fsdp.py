@@ -9,7 +9,6 @@ copies; devices hold parts only.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
 from trainer.engines.ranks.collectives import Distributed
 from trainer.engines.ranks.process_group import rank_device
+from trainer.engines.torch.compiled_layers import layers_of
 from trainer.engines.torch.hf_model import HfModel
 from trainer.engines.torch.host_tensors import NOTHING, to_host
 from trainer.engines.torch.one_process import OneProcess, built_model
@@ -102,7 +102,7 @@ def share_out(
     model.device = torch.device(rank_device(config, rank))
     mesh = init_device_mesh(model.device.type, (num_ranks,))
     model.model.token_logprobs = model.logprobs
-    for module in (*_layers(model.model), model.model):
+    for module in (*layers_of(model.model), model.model):
         sharded = fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
         # A sum over the ranks, not their mean; Gloo cannot scale.
         sharded.set_gradient_divide_factor(1.0)
@@ -119,9 +119,3 @@ def shared_logprobs(model: HfModel, *block: Tensor | None) -> tuple[Tensor, Tens
 def _whole(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor, of which this rank may hold a part; all ranks take part."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _layers(model: Any) -> list[torch.nn.Module]:
-    """Return the modules that the model's class declares indivisible: its transformer layers."""
-    names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]

@@ -21,6 +21,7 @@ from storage.errors import AstraFlowError, ConfigError, CorruptError
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.step.logprobs import token_logprobs
+from trainer.engines.torch.compiled_layers import compile_layers
 from trainer.engines.torch.host_tensors import to_torch
 
 PROBE_TOKENS = 4
@@ -55,11 +56,13 @@ class HfModel:
         precision: Literal["fp32", "bf16"] = "fp32",
         attention: str = "sdpa",
         packed: bool = False,
+        compiled: bool = False,
     ) -> None:
         """Build the model that `model_config` describes, with `weights` rounded to float32.
 
         With `precision` bf16, the operands of matrix products are rounded to it. `attention` is
         transformers' name of an implementation. `packed`: rows will be packed (see `packing.py`).
+        `compiled`: compile the layers (see `compiled_layers.py`).
 
         Names of tied tensors may be given or left out. Memory is allocated after names and shapes
         were compared, so a `config.json` of absurd sizes allocates nothing.
@@ -89,6 +92,8 @@ class HfModel:
             self.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
+        if compiled:
+            compile_layers(self.model)
 
     def hidden(self, tokens_BT: Tensor, positions_BT: Tensor | None = None) -> Tensor:
         """[B, T] → [B, T, H]. Without positions, rows are right-padded (see `packing.py`).

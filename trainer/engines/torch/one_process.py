@@ -16,6 +16,7 @@ from trainer.adapters import Lora
 from trainer.config import TrainConfig
 from trainer.cpu_bf16 import check_bf16
 from trainer.engines.ranks.collectives import Alone, Collectives
+from trainer.engines.torch.compiled_layers import check_compiler
 from trainer.engines.torch.hf_model import HfModel
 from trainer.engines.torch.lora import LoraModel
 from trainer.engines.torch.optimizer import (
@@ -23,6 +24,7 @@ from trainer.engines.torch.optimizer import (
     restore_state,
     saved_state,
     set_learning_rate,
+    take_step,
 )
 from trainer.engines.torch.saved_state import OptimizerProgress
 from trainer.placement import leader_device
@@ -37,10 +39,15 @@ class OneProcess:
     def __init__(
         self, config: TrainConfig, model_config: Json, weights: Mapping[str, HostTensor]
     ) -> None:
-        """Build the model with `weights` and fresh optimizers (errors: `HfModel`)."""
+        """Build the model with `weights` and fresh optimizers (errors: `HfModel`).
+
+        ConfigError where `config.compile` is set and nothing can be compiled here.
+        """
         check_products(config)
         self._limit = math.inf if config.grad_clip is None else config.grad_clip
         self._model = self._built(config, model_config, weights)
+        if config.compile:
+            check_compiler(self._model.device)
         self.parameters = self._model.parameters()
         self.shapes = {name: tuple(each.shape) for name, each in self.parameters.items()}
         self._names = {id(parameter): name for name, parameter in self.parameters.items()}
@@ -83,7 +90,7 @@ class OneProcess:
         if math.isfinite(norm) and lr:  # a step of length 0 would still make 0.0 of −0.0
             for optimizer in self._optimizers:
                 set_learning_rate(optimizer, lr)
-                optimizer.step()
+                take_step(optimizer)
         return norm
 
     def _clip(self) -> float:
@@ -126,6 +133,7 @@ def built_model(
         "precision": config.precision,
         "attention": config.attention,
         "packed": config.packing == "packed",
+        "compiled": config.compile,
     }
     if isinstance(config.adapter, Lora):
         return LoraModel(model_config, weights, config.adapter, **settings)

@@ -113,6 +113,25 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step; ConfigError where a custom optimizer fails, as with a state that it refuses.
+
+    Memory that does not suffice is an error of its own.
+    """
+    try:
+        optimizer.step()
+    except (ConfigError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # foreign code may raise anything
+        if type(optimizer) in _KNOWN:
+            raise
+        raise ConfigError(
+            f"train.optimizer: step() of {type(optimizer).__name__} failed: {described(error)}; "
+            "correct the class or its args. If it was resumed, its saved state may be damaged: "
+            "delete the newest checkpoint"
+        ) from error
+
+
 def saved_state(
     optimizers: Iterable[torch.optim.Optimizer],
     names: Mapping[int, str],

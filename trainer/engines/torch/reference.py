@@ -31,11 +31,12 @@ class Reference:
             precision=config.precision,
             attention=config.attention,
             packed=config.packing == "packed",
+            compiled=config.compile,
         )
         self._model.model.requires_grad_(False)
         if config.precision == "bf16":
             round_operands(self._model)
-        self._is_shared_out = config.ranks > 1
+        self._is_shared_out = config.num_ranks > 1
         if self._is_shared_out:
             from trainer.engines.torch.fsdp import share_out  # imports torch.distributed
 

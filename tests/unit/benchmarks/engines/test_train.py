@@ -55,6 +55,7 @@ def test_a_measurement_has_the_fastest_step_after_the_first() -> None:
     assert engine.steps == [1, 2, 3]
     assert result["loss"] == 1.0
     assert result["step_s"] > 0
+    assert result["first_s"] > 0
 
 
 def test_a_row_that_cannot_run_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

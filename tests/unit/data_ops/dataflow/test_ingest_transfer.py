@@ -85,10 +85,10 @@ def test_a_pickled_result_has_only_bytes_and_one_function_name(
     memory_store: ObjectStore,
 ) -> None:
     before = ingested(memory_store)
-    body = pickle.dumps(IngestedShards([before]))
+    body = pickle.dumps(IngestedShards([before], 0.5))
     operations = [(code.name, argument) for code, argument, _ in pickletools.genops(body)]
     assert [name for name, _ in operations].count("STACK_GLOBAL") == 1
-    assert {"data_ops.dataflow.ingest_transfer", "_decode_all"} <= {
+    assert {"data_ops.dataflow.ingest_transfer", "_transferred"} <= {
         argument for _, argument in operations if isinstance(argument, str)
     }
     (after,) = pickle.loads(body).shards

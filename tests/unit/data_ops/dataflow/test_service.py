@@ -818,6 +818,52 @@ def test_the_stall_reason_of_failed_episodes_has_their_number_and_the_commonest_
     )
 
 
+def test_a_run_whose_orders_are_all_unreadable_has_a_stall_reason(
+    memory_store: ObjectStore,
+) -> None:
+    simulation = world(
+        memory_store,
+        {policy: PolicyData(batch_size=UNTRAINABLE_GROUPS, steps=9) for policy in POLICIES},
+    )
+    dataflow = simulation.dataflow()
+    groups = simulation.config.prompts_per_order
+    while dataflow.progress().closed_below * groups < UNTRAINABLE_GROUPS:
+        assert dataflow.stall_reason == ""
+        for number in simulation.open_orders():
+            if layout.order(number) not in read_quarantine(simulation.run):
+                simulation.run.put(layout.order(number), b"damaged")
+        dataflow.round()
+    closed = dataflow.progress().closed_below
+    assert dataflow.stall_reason.startswith(
+        f"the last {closed * groups} groups held nothing to train solver or verifier on: {closed} "
+        f"orders or their shards cannot be read, the last one because {layout.order(closed - 1)} "
+    )
+    assert "rewards" not in dataflow.stall_reason
+
+
+def test_unreadable_orders_do_not_hide_why_other_groups_are_left_out(
+    memory_store: ObjectStore,
+) -> None:
+    assembly = _assembly(memory_store)
+    assembly.ingest(IngestedShard(order=0, problem="damaged"))
+    assembly.ingest(IngestedShard(order=0, problem="damaged"))  # it is closed already
+    for order in range(1, UNTRAINABLE_GROUPS):
+        played = IngestedGroups(num_groups=1)
+        assembly.ingest(IngestedShard.of(shard(group(), order=order), {"solver": played}))
+    per_order = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition")).prompts_per_order
+    assert stall_reason([assembly]) == (
+        f"the last {UNTRAINABLE_GROUPS - 1 + per_order} groups held nothing to train solver on: "
+        "1 orders or their shards cannot be read, the last one because damaged; all of a group's "
+        "rewards were equal; prompts of another difficulty or more samples_per_prompt may help"
+    )
+    kept = IngestedGroups(rows=(row(),), num_groups=1)
+    assembly.ingest(IngestedShard.of(shard(group(), order=998), {"solver": kept}))
+    for order in range(1000, 1000 + UNTRAINABLE_GROUPS):
+        played = IngestedGroups(num_groups=1)
+        assembly.ingest(IngestedShard.of(shard(group(), order=order), {"solver": played}))
+    assert "cannot be read" not in stall_reason([assembly])
+
+
 def test_failures_before_a_trainable_group_are_not_part_of_the_stall_reason(
     memory_store: ObjectStore,
 ) -> None:

@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -22,6 +23,8 @@ COMMANDS = (
     "run",
     "cancel",
     "status",
+    "attach",
+    "logs",
     "runs",
     "verify",
     "report",
@@ -57,6 +60,14 @@ def test_the_command_line_imports_no_slow_package() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert result.strip() == "[]"
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = _call("--version")
+    assert (result.exit_code, result.output) == (
+        0,
+        f"astraflow {importlib.metadata.version('astraflow')}\n",
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

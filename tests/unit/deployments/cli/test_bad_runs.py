@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from deployments.cli import live_view, tables
 from deployments.cli.app import app
-from deployments.cli.plain_console import PlainConsole
+from deployments.cli.output import live_view, tables
+from deployments.cli.output.plain_console import PlainConsole
 from storage.errors import CorruptError
 from storage.formats.json_objects import seal, unseal
 from storage.records.control import Stop

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deployments.cli import continuation, preflight, tables
+from deployments.cli import continuation, preflight
 from deployments.cli.app import app
-from deployments.cli.plain_console import PlainConsole
+from deployments.cli.output import tables
+from deployments.cli.output.plain_console import PlainConsole
 from storage.errors import ConfigError
 from storage.records.rollouts import Order, Prompt
 from storage.records.weights import Origin

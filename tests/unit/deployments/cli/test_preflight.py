@@ -10,6 +10,7 @@ from storage.records.control import Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.recipes import loader
+from tests.support.runs import builders
 
 NOWHERE = "http://127.0.0.1:1/api"
 
@@ -113,6 +114,10 @@ def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(
     runs.request_stop(run, Stop("completed", "all done", 6.0))
     with pytest.raises(ConfigError, match="run mine is completed"):
         preflight.refuse_restart(memory_store, "mine", None)
+    builders.put_heartbeat(run, builders.heartbeat("supervisor", "supervisor", state="reporting"))
+    assert preflight.refuse_restart(memory_store, "mine", None) is None, (
+        "its supervisor died before the last closing step"
+    )
 
 
 def test_a_mirror_in_the_store_of_the_run_is_refused(memory_store: ObjectStore) -> None:

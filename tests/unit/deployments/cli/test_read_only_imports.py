@@ -31,6 +31,7 @@ LOOKS = (
     ("runs", "--json"),
     ("verify", "evil"),
     ("report", "evil"),
+    ("episodes", "evil"),
     ("weights", "evil"),
     ("tag", "evil", "solver@0", "best"),
     ("tag", "evil"),

@@ -52,11 +52,11 @@ def _create(store: ObjectStore) -> ObjectStore:
     )
 
 
-def _script(*acts: FlowRun | Callable[[], FlowRun]) -> Callable[[str, str], FlowRun]:
+def _script(*acts: FlowRun | Callable[[], FlowRun]) -> Callable[[Followed, str], FlowRun]:
     """Prefect's responses in turn; the last one is repeated."""
     left = list(acts)
 
-    def read(api_url: str, flow_run_id: str) -> FlowRun:
+    def read(followed: Followed, flow_run_id: str) -> FlowRun:
         act = left.pop(0) if len(left) > 1 else left[0]
         return act if isinstance(act, FlowRun) else act()
 
@@ -95,7 +95,10 @@ def test_a_run_has_ended_with_any_kind_of_end(followed: Followed, state: RunEnd)
     assert (last.state, last.reason) == (state, "over")
 
 
-def test_a_supervisor_that_dies_before_the_run_exists_is_an_error(followed: Followed) -> None:
+def test_a_supervisor_that_dies_before_the_run_exists_is_an_error(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_follower, "SUCCESSOR_TIMEOUT_S", 0.0)
     crashed = FlowRun("f", "Crashed", True, "")
     with pytest.raises(
         AstraFlowError, match=r"tiny-1 never began: its flow run ended as Crashed\. the end"

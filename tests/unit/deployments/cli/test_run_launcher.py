@@ -233,7 +233,7 @@ def test_a_run_that_used_up_its_budget_is_a_success_of_the_command(
 ) -> None:
     ended = Status.model_construct(run_id="mine", state=end)
     follower = SimpleNamespace(follow=lambda: ended)
-    monkeypatch.setattr(run_launcher, "Follower", lambda followed, console: follower)
+    monkeypatch.setattr(run_launcher, "Follower", lambda followed, console, ask: follower)
     monkeypatch.setattr(run_launcher, "summarize", lambda followed, last, say: None)
     followed = SimpleNamespace(run_id="mine")
     assert run_launcher.watch(followed, print) is is_success  # type: ignore[arg-type]  # only its id is read

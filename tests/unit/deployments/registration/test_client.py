@@ -101,6 +101,44 @@ def test_a_refused_block_is_reported_with_the_variables_to_set(
         store_credentials.load("keys", server)
 
 
+@pytest.mark.parametrize(
+    "proxy",
+    ["http://user:S3CR/3T@proxy:8080", "user:S3CR3T", "http://proxy:S3CR3T", "http://p\x1b[31m:1"],
+)
+def test_an_address_of_a_proxy_that_cannot_be_used_is_not_shown(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with (
+        pytest.raises(ConfigError) as caught,
+        connected("http://prefect.example:4200/api"),
+    ):
+        pass
+    assert str(caught.value) == (
+        "Prefect cannot use the address of a proxy; correct or unset HTTP_PROXY, HTTPS_PROXY, "
+        "ALL_PROXY, NO_PROXY"
+    )
+
+
+def test_a_proxy_that_needs_another_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://user:S3CR3T@proxy:1080")
+    with (
+        pytest.raises(
+            ConfigError, match=r"^Prefect cannot use its settings \(ImportError: .*SOCKS"
+        ),
+        connected("http://prefect.example:4200/api"),
+    ):
+        pass
+
+
+def test_an_address_that_is_none_is_named_as_that_of_the_server() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"^PREFECT_API_URL=http://h:port/api is not the address"),
+        client_of("http://h:port/api"),
+    ):
+        pass
+
+
 STRANGE = {
     "a page": (200, b"<html>hello</html>", "JSONDecodeError"),
     "another list": (200, b"[1]", None),

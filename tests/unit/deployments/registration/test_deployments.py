@@ -33,6 +33,37 @@ def test_each_member_of_an_embedded_run_can_be_launched_in_any_region(recipe: st
     assert {member.deployment for member in members_of(config)} <= names
 
 
+def test_prefects_own_file_describes_the_same_deployments() -> None:
+    described = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
+    wanted = [
+        {
+            "name": item.name,
+            "entrypoint": item.entrypoint,
+            "description": item.description,
+            "work_pool": {"name": item.pool},
+            "tags": [deployments.TAG],
+            "enforce_parameter_schema": True,
+        }
+        | ({"parameters": dict(item.parameters)} if item.parameters else {})
+        | (
+            {
+                "schedules": [
+                    {
+                        "cron": item.cron,
+                        "timezone": "UTC",
+                        "active": item.cron_active,
+                        "slug": item.name,
+                    }
+                ]
+            }
+            if item.cron
+            else {}
+        )
+        for item in DEPLOYMENTS
+    ]
+    assert described == wanted
+
+
 def test_no_module_has_the_name_of_a_region() -> None:
     """Docstrings may use one as an example; `us-east-1` is a region of AWS and not of this project."""
     recipes = (PROJECT / "recipes").glob("*.yaml")
@@ -74,7 +105,7 @@ def _literals(module: Path) -> Iterator[str]:
 def test_each_flow_file_can_be_deployed_and_accepts_its_deployments_parameters() -> None:
     deployments.import_flows()
     for item in DEPLOYMENTS:
-        known = parameter_schema(deployments._flow(item)).model_dump_for_openapi()["properties"]
+        known = parameter_schema(deployments.flow_of(item)).model_dump_for_openapi()["properties"]
         assert set(item.parameters) <= set(known)
 
 
@@ -86,7 +117,7 @@ def test_the_nightly_run_is_registered_inactive() -> None:
 def test_the_nightly_gc_is_registered_inactive_as_a_dry_run() -> None:
     gc = next(item for item in DEPLOYMENTS if (item.flow, item.name) == ("gc", "nightly"))
     assert (gc.pool, gc.cron, gc.cron_active) == ("control", "0 4 * * *", False)
-    assert deployments.form(deployments._flow(gc))["properties"]["apply"]["default"] is False
+    assert deployments.form(deployments.flow_of(gc))["properties"]["apply"]["default"] is False
 
 
 class StandingServer:
@@ -113,14 +144,14 @@ class StandingServer:
 def test_a_scheduled_deployment_keeps_user_settings_that_the_flow_still_accepts() -> None:
     gc = next(item for item in DEPLOYMENTS if item.flow == "gc")
     server = StandingServer({"apply": True, "last": 3, "of_an_older_release": 1})
-    deployments._create(server, gc, deployments._flow(gc), "/project")
+    deployments._create(server, gc, deployments.flow_of(gc), "/project")
     assert server.created["parameters"] == {"apply": True, "last": 3}
     assert [schedule.active for schedule in server.created["schedules"]] == [True]
 
 
 def test_a_deployment_without_a_schedule_is_registered_as_in_the_code() -> None:
     server = StandingServer({"recipe": "another"})
-    deployments._create(server, DEPLOYMENTS[0], deployments._flow(DEPLOYMENTS[0]), "/project")
+    deployments._create(server, DEPLOYMENTS[0], deployments.flow_of(DEPLOYMENTS[0]), "/project")
     assert (server.created["parameters"], server.created["schedules"]) == (
         {"recipe": "multi_policy_tiny"},
         [],
@@ -128,7 +159,7 @@ def test_a_deployment_without_a_schedule_is_registered_as_in_the_code() -> None:
 
 
 def test_a_negative_seed_is_refused_by_the_form() -> None:
-    flow = deployments._flow(DEPLOYMENTS[0])
+    flow = deployments.flow_of(DEPLOYMENTS[0])
     flow.validate_parameters({"seed": 0})
     with pytest.raises(ParameterTypeError):
         flow.validate_parameters({"seed": -1})

@@ -1,7 +1,10 @@
+import os
 import stat
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.checkout import ROOT
 
 
 def test_only_the_owner_may_read_the_output_of_a_flow_run(tmp_path: Path) -> None:
@@ -17,3 +20,27 @@ def test_only_the_owner_may_read_the_output_of_a_flow_run(tmp_path: Path) -> Non
     assert log.read_text() == "1\n"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
+
+
+def test_a_process_of_a_worker_that_was_started_by_hand_logs_to_prefect(tmp_path: Path) -> None:
+    engine = tmp_path / "prefect"
+    engine.mkdir()
+    (engine / "__init__.py").touch()
+    (engine / "engine.py").write_text(
+        "import logging, os\n"
+        "print(os.environ['PREFECT_LOGGING_EXTRA_LOGGERS'])\n"
+        "print(os.environ['PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW'])\n"
+        "print(logging.getLogger('trainer.service').isEnabledFor(logging.INFO))\n"
+    )
+    started = subprocess.run(
+        [sys.executable, "-m", "deployments.registration.flow_entrypoint"],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{tmp_path}:{ROOT}",
+            "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "warn",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert started.stdout.split() == ["storage,data_ops,rollout,trainer,tasks", "warn", "True"]

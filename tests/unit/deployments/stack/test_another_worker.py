@@ -1,7 +1,9 @@
 import socket
+from pathlib import Path
 
 import pytest
 
+from deployments.paths import Home
 from deployments.stack import another_worker, commands, environment
 from storage.errors import ConfigError
 
@@ -41,13 +43,15 @@ def test_workers_of_one_machine_have_different_names() -> None:
 
 
 def test_the_environment_of_a_worker_has_its_gpus_and_the_users_variables(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("DO_NOT_TRACK", raising=False)
-    own = environment.of_worker(["2"], {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    monkeypatch.delenv("ASTRAFLOW_LOGS", raising=False)
+    own = environment.of_worker(Home(tmp_path), ["2"], {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert own["ASTRAFLOW_LOGS"] == str(tmp_path / "logs")
     assert own["CUDA_VISIBLE_DEVICES"] == "2"
     assert own["OMP_NUM_THREADS"] == "7"
     assert own["DO_NOT_TRACK"] == "1"
-    assert environment.of_worker([], {})["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+    assert environment.of_worker(Home(tmp_path), [], {})["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"

@@ -336,3 +336,13 @@ def test_a_proxy_is_never_used_for_the_stack_itself(
 def test_only_the_stack_of_the_clone_is_written_to_its_prefect_toml(home: Home) -> None:
     assert Home(PROJECT / ".astraflow").prefect_toml == PROJECT / "prefect.toml"
     assert home.prefect_toml == home.root / "prefect.toml"
+
+
+def test_a_secret_in_the_place_of_its_name_is_refused_before_it_is_stored(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE_SECRET", "wJalrXUtnFEMI/K7MDENG")
+    for refuses in (environment.refuse_bad_addresses, environment.secret_name):
+        with pytest.raises(ConfigError, match=r"^ASTRAFLOW_STORE_SECRET is not the name") as raised:
+            refuses()
+        assert "wJal" not in str(raised.value)

@@ -1,3 +1,4 @@
+import contextvars
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ import pytest
 
 from storage import layout
 from storage.coordination.heartbeat_writer import HeartbeatWriter
-from storage.coordination.heartbeats import readable
+from storage.coordination.heartbeats import encode, readable
 from storage.errors import ConfigError, TransientError
 from storage.records.control import Heartbeat, ServiceState, WaitReason
 from storage.records.progress import (
@@ -317,3 +318,60 @@ def test_an_absurd_heartbeat_of_a_rival_attempt_supersedes_no_service(
     ):
         pass
     assert (left, only(memory_store).state) == ([], "done")
+
+
+def test_heartbeats_are_observed_from_the_second_on_also_when_they_cannot_be_written(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observed: list[Heartbeat] = []
+    writer = HeartbeatWriter(memory_store, "trainer", "t", 0, 0.01, observe=observed.append)
+
+    def fail(self: ObjectStore, key: str, body: bytes) -> None:
+        raise TransientError("the store is away")
+
+    with writer:
+        until(lambda: bool(observed))
+        assert observed[0].beats >= 2
+        monkeypatch.setattr(ObjectStore, "put", fail)
+        so_far = len(observed)
+        until(lambda: len(observed) > so_far + 1)
+    assert observed[-1].state == ServiceState.DONE
+
+
+def test_a_superseded_writer_is_no_longer_observed(memory_store: ObjectStore) -> None:
+    observed: list[Heartbeat] = []
+    left = threading.Event()
+    with HeartbeatWriter(
+        memory_store, "trainer", "t", 0, 0.01, leave=left.set, observe=observed.append
+    ):
+        memory_store.put(KEY, encode(builders.heartbeat("trainer", "t", attempt=1, beats=1)))
+        assert left.wait(PATIENCE_S)
+        so_far = len(observed)
+    assert len(observed) == so_far
+
+
+def test_observers_have_the_context_of_the_code_that_made_the_writer(
+    memory_store: ObjectStore,
+) -> None:
+    flow_run: contextvars.ContextVar[str] = contextvars.ContextVar("flow_run", default="")
+    observed: list[str] = []
+    flow_run.set("the flow run")
+    with HeartbeatWriter(
+        memory_store, "trainer", "t", 0, 0.01, observe=lambda beat: observed.append(flow_run.get())
+    ):
+        until(lambda: bool(observed))
+    assert set(observed) == {"the flow run"}
+
+
+@pytest.mark.parametrize("reward", [-0.5, 0.0, 2.0])
+def test_a_reward_may_be_negative(memory_store: ObjectStore, reward: float) -> None:
+    with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S) as heartbeat:
+        heartbeat.update(progress=TrainerProgress(step=3, reward_mean=reward))
+    assert only(memory_store).progress == TrainerProgress(step=3, reward_mean=reward)
+
+
+def test_a_reward_out_of_bounds_is_left_out(memory_store: ObjectStore) -> None:
+    with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S) as heartbeat:
+        for reward in (float("nan"), float("-inf"), -(2.0**54), 2.0**54):
+            heartbeat.update(progress=TrainerProgress(step=3, reward_mean=reward))
+            assert heartbeat.last.progress == TrainerProgress(step=3)

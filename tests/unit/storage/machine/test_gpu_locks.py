@@ -10,7 +10,7 @@ import pytest
 
 from storage.errors import ConfigError
 from storage.machine import gpu_locks
-from storage.machine.gpu_locks import GpuBusyError, descriptors, held_gpus
+from storage.machine.gpu_locks import GpuBusyError, descriptors, held_gpus, reserve_gpus
 
 HOLD = """
 import subprocess, sys
@@ -153,3 +153,58 @@ def test_a_folder_that_others_may_use_is_refused(folder: Path, tmp_path: Path) -
         held_gpus("w", [0]),
     ):
         pass
+
+
+RESERVE = """
+import os, sys
+from pathlib import Path
+from storage.machine import gpu_locks
+gpu_locks.FOLDER = Path(sys.argv[1])
+gpu_locks.reserve_gpus("worker-rollout", sys.argv[2].split(","))
+starts_a_child = "import subprocess; child = subprocess.Popen(['sleep', '3600'], stdout=subprocess.DEVNULL); print(child.pid, flush=True); input()"
+os.execv(sys.executable, [sys.executable, "-c", starts_a_child])
+"""
+
+
+@contextmanager
+def worker_with(folder: Path, names: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that reserved GPUs and then became another program, and that program's child."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", RESERVE, str(folder), names],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    child = int(process.stdout.readline())
+    try:
+        yield process, child
+    finally:
+        process.kill()
+        process.communicate()
+        psutil.Process(child).kill()
+
+
+def test_a_second_worker_of_a_pool_gets_no_gpu_of_the_first(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "worker-rollout.1").write_text("the record of a worker that has ended" * 9)
+    with worker_with(folder, "0,1") as (process, child):
+        message = (
+            rf"GPU 1 \(1\) belongs to another worker-rollout \(process {process.pid}\); end it"
+        )
+        with pytest.raises(GpuBusyError, match=message):
+            reserve_gpus("worker-rollout", ["2", "1"])
+        with worker_with(folder, "2"):  # nothing of the refused reservation is left
+            pass
+        reserve_gpus("worker-trainers", ["1"])  # of another pool: members may share a GPU
+        with held_gpus("a worker", [0, 1]):  # a reservation is no use
+            pass
+        process.kill()
+        process.communicate()
+        assert psutil.pid_exists(child)
+        reserve_gpus("worker-rollout", ["1"])  # the child of the ended worker has no part in it
+
+
+def test_a_worker_without_named_gpus_reserves_none(folder: Path) -> None:
+    reserve_gpus("worker-rollout", [])
+    assert not folder.exists()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,26 @@ def test_a_record_that_is_too_large_is_not_parsed(memory_store: ObjectStore) -> 
     memory_store.put("nights/tiny/a/plan.json", b" " * (nights.BYTES_MAX + 1))
     with pytest.raises(CorruptError, match="has 1,000,001 bytes"):
         nights.read_plan(memory_store, "tiny", "a")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"run_id": "x" * 101}, "run_id: .* is not a run id"),
+        ({"due_s": 1e12}, "due_s: Input should be less than or equal to"),
+        ({"prompts_of": "a/b"}, "prompts_of: .* is not a run id"),
+    ],
+)
+def test_a_plan_that_could_not_be_read_back_is_not_written(
+    change: dict[str, Any], words: str, memory_store: ObjectStore
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"night 20260102-0200 of tiny cannot be stored: .*{words}"
+    ):
+        nights.create_plan(memory_store, replace(PLAN, **change))
+    with pytest.raises(ConfigError, match="ended_s: Input should be greater than"):
+        nights.create_outcome(memory_store, replace(OUTCOME, ended_s=-1.0))
+    assert list(memory_store.list("nights/")) == []
 
 
 @pytest.mark.parametrize("name", ["", "../tiny", "a/b", "x" * 101])

@@ -10,7 +10,7 @@ import pytest
 
 from storage.errors import ConfigError, NotFoundError, TransientError
 from storage.store import object_store, s3, source_files
-from storage.store.source_files import SourceFile, fault, fetch, find
+from storage.store.source_files import SourceFile, fault, fetch, find, matcher
 from tests.conftest import BUCKET
 
 Put = Callable[[str, bytes], None]
@@ -261,6 +261,8 @@ def test_the_endpoint_of_an_address_is_used_and_a_bucket_has_one(
     [
         ("s3://key:secret@bucket/a.jsonl", "contains a credential beside the address s3://bucket"),
         ("s3://bucket/a.jsonl?token=abc", "contains a credential"),
+        ("key:secret@bucket/a.jsonl", "contains a credential"),
+        ("s3:/key:secret@bucket/a.jsonl", "contains a credential"),
         ("https://host/a.jsonl", "has the unknown scheme 'https'"),
         ("file:///a.jsonl", "has the unknown scheme 'file'"),
         ("s3:///a.jsonl", "has no bucket"),
@@ -290,3 +292,33 @@ def test_a_pattern_that_cannot_be_used_has_a_reason_without_the_secret(
 )
 def test_a_pattern_that_can_be_used_has_no_fault(pattern: str) -> None:
     assert fault(pattern) == ""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "other"),
+    [
+        ("a/*.jsonl", "a/b.jsonl", "a/b/c.jsonl"),
+        ("a/*", "a/b", "a/"),
+        ("a/?.jsonl", "a/b.jsonl", "a/bc.jsonl"),
+        ("a/[xy]*", "a/x1", "a/z1"),
+        ("a/[!x]", "a/y", "a/x"),
+        ("**/c", "a/b/c", "a/b/d"),
+        ("**/c", "c", "c/d"),
+        ("a/**/c", "a/c", "b/c"),
+        ("a/**", "a/b/c", "a"),
+        ("**/b/**/d", "a/b/b/c/d", "a/b/c"),
+        ("**/a/b", "a/a/b", "a/b/a"),
+        ("a/[b", "a/[b", "a/b"),
+        ("a.b", "a.b", "axb"),
+    ],
+)
+def test_a_pattern_matches_whole_parts_of_a_path(pattern: str, matching: str, other: str) -> None:
+    assert matcher(pattern)(matching)
+    assert not matcher(pattern)(other)
+
+
+def test_names_that_were_made_for_a_pattern_take_no_time() -> None:
+    """An expression that goes back to every `*` would not end."""
+    assert not matcher("*a" * 30 + ".jsonl")("a" * 1000 + "b")
+    assert not matcher("**/a/" * 30 + "x.jsonl")("a/" * 300 + "b")
+    assert matcher("*a" * 30 + ".jsonl")("ba" * 300 + ".jsonl")

@@ -474,6 +474,58 @@ def test_a_row_that_differs_from_its_shard_is_reported(
     assert all_violations(run) == [(7, where, f"{named(key)} is not as its shard holds it")]
 
 
+def _in_region(region: str) -> Callable[[Batch], Batch]:
+    return lambda batch: replace(
+        batch, rows=tuple(replace(row, region=region) for row in batch.rows)
+    )
+
+
+def test_a_batch_that_names_another_region_than_its_shards_is_reported(run: ObjectStore) -> None:
+    where = change_batch(run, STEPS, _in_region("eu-west"))
+    used = sorted({row.key.order for row in batches.read(run, "solver", STEPS).rows})
+    assert all_violations(run) == [
+        (7, where, f"names the region 'eu-west' for order {order}, and its shard 'us-east'")
+        for order in used
+    ]
+
+
+def test_a_batch_that_leaves_out_the_region_of_one_order_is_reported(run: ObjectStore) -> None:
+    first = batches.read(run, "solver", STEPS).rows[0].key.order
+
+    def change(batch: Batch) -> Batch:
+        rows = [replace(row, region="") if row.key.order == first else row for row in batch.rows]
+        return replace(batch, rows=tuple(rows))
+
+    where = change_batch(run, STEPS, change)
+    assert all_violations(run) == [
+        (7, where, f"names the region '' for order {first}, and its shard 'us-east'")
+    ]
+
+
+def test_a_batch_of_an_earlier_release_names_no_region(run: ObjectStore) -> None:
+    change_batch(run, STEPS, _in_region(""))
+    assert all_violations(run) == []
+
+
+def test_the_region_of_an_order_whose_shard_is_in_quarantine_is_not_compared(
+    run: ObjectStore,
+) -> None:
+    where = change_batch(run, STEPS, _in_region("eu-west"))
+    for order in {row.key.order for row in batches.read(run, "solver", STEPS).rows}:
+        quarantine.quarantine_object(run, layout.shard(order), "damaged")
+    assert not [each for each in all_violations(run) if each[1] == where and "region" in each[2]]
+
+
+def test_a_region_that_cannot_be_a_name_counts_as_unknown(run: ObjectStore) -> None:
+    order = batches.read(run, "solver", STEPS).rows[0].key.order
+    shard = replace(shards.read(run, order), region="[/]")
+    rewrite(run, layout.shard(order), shards.encode(shard))
+    named_before = [each for each in all_violations(run) if "region" in each[2]]
+    assert {each[2] for each in named_before} == {
+        f"names the region 'us-east' for order {order}, and its shard ''"
+    }
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_an_advantage_that_is_not_finite_is_named(run: ObjectStore, value: float) -> None:
     where = change_first_row(

@@ -3,6 +3,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from storage.run.fates import BatchFates
 from tasks.monitoring.training_curves import read_history, read_step, read_steps, sample
 from tests.support.runs.small_run import SmallRun
 
@@ -30,8 +31,9 @@ def test_a_point_joins_the_metrics_of_the_batch_and_the_manifest() -> None:
         "trainer/tokens": 6.0,
     }
     assert step.staleness == {0: 1, 1: 1}
-    assert step.fates == {"trained": 2, "filtered: zero_advantage": 1}
-    assert step.waiting == 1
+    assert step.fates == BatchFates(
+        {("trained", ""): 2, ("filtered", "zero_advantage"): 1}, waiting=1, ingested=(0,)
+    )
 
 
 def test_curves_have_a_gap_where_no_metric_exists() -> None:
@@ -39,7 +41,6 @@ def test_curves_have_a_gap_where_no_metric_exists() -> None:
     assert history.numbers == [0, 1, 2]
     np.testing.assert_array_equal(history.series("trainer/loss"), [np.nan, 1.0, 2.0])
     assert history.staleness() == {0: 3, 1: 1}
-    assert history.fates() == {"trained": 4, "filtered: zero_advantage": 2}
     assert history.has("trainer/loss")
     assert not history.has("trainer/kl/mean")
 
@@ -72,3 +73,15 @@ def test_a_long_history_is_sampled_with_both_ends() -> None:
 )
 def test_samples_are_spread_evenly(count: int, limit: int, numbers: list[int]) -> None:
     assert sample(count, limit) == numbers
+
+
+def test_complete_steps_are_not_read_again() -> None:
+    small_run = two_steps("history-again")
+    small_run.batch("solver", 3, reward__mean=0.9)
+    known = {step.number: step for step in read_history(small_run.run, "solver", 3).steps}
+    for step in (1, 2):
+        small_run.run.put(f"batches/solver/{step:08d}.arrow", b"never read again")
+    small_run.version("solver", 3, loss=3.0)
+    history = read_history(small_run.run, "solver", 3, known=known)
+    assert history.series("trainer/loss").tolist()[1:] == [1.0, 2.0, 3.0]
+    assert history.series("dataflow/reward/mean").tolist()[1:] == [0.25, 0.5, 0.9]

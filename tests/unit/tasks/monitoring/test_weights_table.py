@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from deployments.cli import tables
+from deployments.cli.output import tables
 from storage import layout
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.records.progress import RolloutProgress

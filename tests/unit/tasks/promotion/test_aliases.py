@@ -8,10 +8,10 @@ from storage.promotion import promotions
 from storage.records.promotions import DecisionKind, PromotionDecision
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
-from tasks.monitoring.mlflow_client import Board, MlflowError
 from tasks.promotion import aliases, decision_log
 from tasks.promotion.aliases import Alias, Move, Projection, moves
 from tasks.promotion.decision_log import Standing
+from tasks.tracking.mlflow_client import Board, MlflowError
 from tests.support.http_servers import refusing_port
 from tests.support.runs import builders
 from tests.support.runs.promotable import EVALUATED_RECIPE, create_run, team

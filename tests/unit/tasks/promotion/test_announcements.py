@@ -20,8 +20,8 @@ from storage.records.promotions import (
     TeamVersion,
 )
 from storage.store.object_store import ObjectStore
-from tasks.monitoring.mlflow_client import Board
 from tasks.promotion import announcements
+from tasks.tracking.mlflow_client import Board
 from tests.support.http_servers import one_answer
 from tests.support.runs.promotable import EVALUATED_RECIPE, create_run
 

@@ -102,6 +102,21 @@ def test_after_an_unreadable_decision_the_champion_is_unknown_until_one_is_named
     assert (standing.unknown == "") == is_known
 
 
+def test_the_standing_after_each_decision_is_that_of_the_log_until_then() -> None:
+    entries: list[Any] = [
+        (PROMOTED, "a"),
+        (REJECTED, "b"),
+        "torn",
+        (PROMOTED, "c"),
+        (PROMOTED, "d"),
+    ]
+    whole = [*decision_log.standings(log(*entries))]
+    assert [number for number, _ in whole] == [1, 2, 3, 4, 5]
+    for number, standing in whole:
+        assert standing == fold(log(*entries[:number]))
+    assert [standing.unknown != "" for _, standing in whole] == [False, False, True, False, False]
+
+
 def test_nothing_is_promoted_over_an_unknown_champion(memory_store: ObjectStore) -> None:
     require_known(memory_store, fold(log((PROMOTED, "a"))))
     with pytest.raises(

@@ -11,9 +11,9 @@ from storage.records.promotions import GateVerdict, PromotionDecision, TeamVersi
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher, retention, tags
 from storage.weights.retention import Retention
-from tasks.monitoring.mlflow_sync import URI_VARIABLE
 from tasks.promotion import announcements, decision_log
 from tasks.promotion.promotion import decide, project, promote, roll_back
+from tasks.tracking.mlflow_sync import URI_VARIABLE
 from tests.support.http_servers import one_answer, refusing_port
 from tests.support.runs import builders
 from tests.support.runs.promotable import create_run, team

@@ -115,8 +115,8 @@ def test_all_errors_are_reported_together_in_line_order() -> None:
         "  recipe, line 2: steps: must be greater than or equal to 1, not 0",
         "  recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub, custom, run "
         "and registered; found tiny and path",
-        "  recipe, line 12: colour: unknown key; known keys here: budget, data, evaluation, gate, log_level, "
-        "name, policies, rollout, "
+        "  recipe, line 12: colour: unknown key; known keys here: budget, data, evaluation, gate, "
+        "log_every_s, log_every_steps, log_level, name, policies, rollout, "
         "seed, steps, supervise, tracking",
     ]
 
@@ -620,6 +620,14 @@ def test_a_recipe_without_workers_is_refused() -> None:
     )
 
 
+def test_a_recipe_with_very_many_workers_is_refused_by_their_sum() -> None:
+    most = "  regions: {us-east: {workers: 6000}, eu-west: {workers: 4000}}\n"
+    assert load(RECIPE + most, {}).rollout.regions["us-east"].workers == 6000
+    assert error_of(RECIPE + most.replace("4000", "4001")).endswith(
+        "rollout.regions has 10,001 workers, and a run has at most 10,000; lower workers"
+    )
+
+
 def test_a_misspelt_section_in_an_override_is_reported_for_the_override() -> None:
     message = error_of(RECIPE, **{"policies.slover.train.lr": 1})
     assert message == (
@@ -1003,6 +1011,34 @@ def test_sglang_servers_by_url_serve_one_engine(changes: dict[str, object], engi
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, ""),
+        (
+            {"policies.solver.train.adapter.rank": 9},
+            "9 is above rollout.engine.sglang.adapter_rank 8",
+        ),
+        ({"policies.solver.train.adapter.publish": "merged"}, "no policy publishes adapters"),
+    ],
+)
+def test_servers_that_apply_adapters_have_room_for_each(
+    changes: dict[str, object], message: str
+) -> None:
+    changes = {
+        "rollout.engine.name": "sglang",
+        "rollout.engine.sglang.adapter_rank": 8,
+        "policies.solver.train.adapter.name": "lora",
+        "policies.solver.train.adapter.rank": 8,
+        "policies.solver.train.adapter.publish": "adapter",
+        **changes,
+    }
+    if message:
+        assert message in error_of(RECIPE, **changes)
+    else:
+        assert load(RECIPE, changes).rollout.engine.sglang.adapter_rank == 8
+
+
+@pytest.mark.parametrize(
     ("url", "message"),
     [
         ("127.0.0.1:30000", "must be an address of this machine with a port"),
@@ -1125,3 +1161,12 @@ def test_the_same_window_for_training_and_evaluation_is_refused() -> None:
     prompts = {"window": {"files": ["/a/*.jsonl"]}}
     message = error_of(RECIPE, prompts=prompts, **{"evaluation.prompts": prompts})
     assert "is the training set itself; evaluate on prompts that are held out" in message
+
+
+def test_a_policy_with_the_name_of_anothers_node_is_refused() -> None:
+    wanted = "the trainer of this policy would have the name of node 1 of solver"
+    for name, is_taken in (("solver-node-1", True), ("solver-node-2", False)):
+        text = RECIPE.replace("data:", f"  {name}: {{model: {{tiny: {{}}}}}}\ndata:", 1)
+        message = error_of(text, **{"policies.solver.train.nodes": 2})
+        assert (wanted in message) == is_taken
+        assert wanted not in error_of(text)

@@ -48,8 +48,11 @@ def test_a_worker_of_a_region_without_a_price_costs_as_much_as_the_dearest() -> 
 
 def test_each_member_has_the_pool_of_its_deployment() -> None:
     pools = {f"{each.flow}/{each.name}": each.pool for each in DEPLOYMENTS}
-    mirrored = {"rollout.regions.us-east.mirror": "memory://mirror"}
-    members = members_of(load("multi_policy_tiny", mirrored))
+    every_kind = {
+        "rollout.regions.us-east.mirror": "memory://mirror",
+        "policies.solver.train.nodes": 2,
+    }
+    members = members_of(load("multi_policy_tiny", every_kind))
     assert {member.kind: pools[member.deployment] for member in members} == dict(POOLS)
 
 

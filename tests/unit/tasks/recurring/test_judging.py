@@ -13,6 +13,7 @@ from tasks.promotion.candidates import Candidate
 from tasks.promotion.contest import Contest
 from tasks.recipes.stored_config import read_config
 from tasks.recurring import judging, planning
+from tests.support.runs.builders import heartbeat, put_heartbeat
 from tests.support.runs.promotable import create_run, evaluate, team
 from tests.support.runs.week_of_nights import plan
 
@@ -98,3 +99,6 @@ def test_a_run_that_reached_its_end_or_its_budget_is_judged(
     runs.request_stop(run, Stop(state, "why", 1.0))  # type: ignore[arg-type]
     assert judging.is_completed(memory_store, PLAN)
     assert judging.unfinished(memory_store, PLAN) is None
+    last = heartbeat("supervisor", "supervisor", state="verifying")
+    put_heartbeat(run, last)
+    assert not judging.is_completed(memory_store, PLAN), "its closing steps were interrupted"

@@ -131,6 +131,29 @@ def test_a_late_night_is_skipped_unless_it_catches_up(memory_store: ObjectStore)
     assert isinstance(begin(memory_store, THIRD, catching_up, late_s=1e6), NightPlan)
 
 
+def test_a_night_of_the_far_future_is_refused_and_not_stored(memory_store: ObjectStore) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^night 20260102-0200 is due in 1\.5 days, .*; correct night_id"
+    ):
+        begin(memory_store, SECOND, late_s=-1.5 * 86_400)
+    assert nights.read_all(memory_store, "tiny").readable == ()
+    planned_early = begin(memory_store, SECOND, late_s=-86_400.0)
+    assert isinstance(planned_early, NightPlan)
+    assert begin(memory_store, SECOND, late_s=-1.5 * 86_400) == planned_early
+
+
+def test_a_name_that_is_too_long_for_runs_of_nights_is_refused_and_not_stored(
+    memory_store: ObjectStore,
+) -> None:
+    def begin_as(name: str) -> NightPlan | NightOutcome:
+        return planning.begin(memory_store, name, FIRST, SCHEDULE, lambda: due_s(FIRST))
+
+    with pytest.raises(ConfigError, match=r"cannot be stored: .* run_id: "):
+        begin_as("x" * 87)
+    assert nights.names(memory_store) == []
+    assert begin_as("x" * 86) == begin_as("x" * 86)
+
+
 def test_a_night_that_comes_after_a_later_one_is_skipped(memory_store: ObjectStore) -> None:
     judged(memory_store, SECOND)
     assert skipped(memory_store, FIRST).startswith(f"the later night {SECOND} has begun")

@@ -18,7 +18,7 @@ def test_tokens_are_grouped_by_policy_and_version() -> None:
     )
     play = builders.episode(attempt, verdict, reward=0.0, first_attempt=0.0, final=0.0)
     shards.create(small_run.run, builders.shard(builders.group(play)))
-    (result,) = sample_episodes(small_run.run, 1, "solver")
+    (result,) = sample_episodes(small_run.run, [0], "solver")
     assert (result.outcome, result.question, result.answer, result.place) == (
         "wrong",
         "7+8-3=?",
@@ -43,7 +43,7 @@ def test_tokens_are_decoded_by_the_tokenizer_of_their_policy() -> None:
     small_run = SmallRun("episodes-text")
     small_run.version("solver", 0, {"tokenizer.json": words.to_str().encode()})
     shards.create(small_run.run, builders.shard(builders.group(builders.episode())))
-    (result,) = sample_episodes(small_run.run, 1, "solver")
+    (result,) = sample_episodes(small_run.run, [0], "solver")
     assert "".join(text for piece in result.turns[0].pieces for text, _ in piece.tokens) == "7+=15"
 
 
@@ -55,7 +55,7 @@ def test_each_outcome_of_a_group_is_shown_once() -> None:
     plays.append(builders.episode(error="timeout after 60 s", failure_kind=FailureKind.TIMEOUT))
     small_run = SmallRun("episodes-outcomes")
     shards.create(small_run.run, builders.shard(builders.group(*plays)))
-    result = sample_episodes(small_run.run, 1, "solver")
+    result = sample_episodes(small_run.run, [0], "solver")
     assert sorted(item.outcome for item in result) == [
         "failed",
         "mended",
@@ -71,7 +71,7 @@ def test_episodes_come_from_the_whole_run() -> None:
     small_run = SmallRun("episodes-phases")
     for number in range(9):
         small_run.shard(number)
-    phases = {item.order: item.phase for item in sample_episodes(small_run.run, 9, "solver")}
+    phases = {item.order: item.phase for item in sample_episodes(small_run.run, range(9), "solver")}
     assert phases[0] == "early"
     assert phases[4] == "middle"
     assert phases[8] == "late"
@@ -81,7 +81,7 @@ def test_the_middle_of_a_long_sequence_is_omitted() -> None:
     small_run = SmallRun("episodes-long")
     long = builders.sequence(answer=(7,) * 5000)
     shards.create(small_run.run, builders.shard(builders.group(builders.episode(long))))
-    (result,) = sample_episodes(small_run.run, 1, "solver")
+    (result,) = sample_episodes(small_run.run, [0], "solver")
     texts = [text for piece in result.turns[0].pieces for text, _ in piece.tokens]
     assert len(texts) == TOKENS_PER_SEQUENCE_MAX + 1
     assert texts.count(LEFT_OUT) == 1
@@ -89,4 +89,4 @@ def test_the_middle_of_a_long_sequence_is_omitted() -> None:
 
 
 def test_a_run_without_orders_has_no_episodes() -> None:
-    assert sample_episodes(SmallRun("episodes-none").run, 0, "solver") == []
+    assert sample_episodes(SmallRun("episodes-none").run, [], "solver") == []

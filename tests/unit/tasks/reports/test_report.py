@@ -1,9 +1,13 @@
 import re
+import time
 from html.parser import HTMLParser
 
 from storage import layout
+from storage.records.control import ClosingStep, ServiceState
 from storage.run import shards
-from tasks.reports.page import write_report
+from tasks.reports.page import REFRESH_S, render_report, watch, write_report
+from tasks.reports.words import WORDS
+from tests.support.checkout import ROOT
 from tests.support.runs import builders
 from tests.support.runs.small_run import RUN_ID, SmallRun
 
@@ -112,3 +116,70 @@ def test_output_of_models_is_never_markup() -> None:
     page = write_report(small_run.run, RUN_ID)
     assert "<script>alert" not in page
     assert "ValueError: <script>alert(1)</script>" in text_of(page)
+
+
+def test_the_ledger_of_the_page_counts_shards_that_no_batch_ingested() -> None:
+    small_run = SmallRun("report-ledger")
+    small_run.batch("solver", 1)
+    small_run.shard(0)
+    small_run.shard(1)
+    text = text_of(render_report(small_run.run, RUN_ID))
+    assert "solver waiting 3 50.0 %" in text  # one after the batch, two of shard 1
+
+
+def test_the_page_of_a_run_that_goes_on_reloads_itself_and_that_of_an_ended_run_does_not() -> None:
+    small_run = SmallRun("report-live")
+    small_run.beat("supervisor", "supervisor", time.time())
+    live = render_report(small_run.run, RUN_ID)
+    assert f'<meta http-equiv="refresh" content="{REFRESH_S}">' in live
+    assert "location.reload()" in live
+    small_run.stop("completed", "all policies reached version 4", time.time())
+    small_run.beat("supervisor", "supervisor", time.time(), state=ServiceState.DONE)
+    ended = render_report(small_run.run, RUN_ID)
+    assert "http-equiv" not in ended
+    assert "location.reload()" not in ended
+
+
+def test_a_watched_report_is_written_until_the_run_and_its_closing_steps_have_ended() -> None:
+    small_run = SmallRun("report-watched")
+    small_run.beat("supervisor", "supervisor", time.time())
+    pages: list[str] = []
+
+    def go_on(seconds: float) -> None:
+        assert seconds == REFRESH_S
+        if len(pages) == 1:
+            small_run.shard(0)
+            small_run.beat("supervisor", "supervisor", time.time())
+        elif len(pages) == 2:
+            small_run.stop("completed", "all done", time.time())
+            small_run.beat("supervisor", "supervisor", time.time(), state=ClosingStep.VERIFYING)
+
+    def written(page: str) -> None:
+        pages.append(page)
+        if len(pages) == 3:  # the page is not of the end yet: another one must follow
+            small_run.beat("supervisor", "supervisor", time.time(), state=ServiceState.DONE)
+
+    watch(small_run.run, RUN_ID, go_on, written)
+    assert len(pages) == 4
+    assert ["location.reload()" in page for page in pages] == [True, True, True, False]
+    assert ["order 0 ·" in page for page in pages] == [False, True, True, True]
+    assert small_run.run.get(layout.REPORT).decode() == pages[-1]
+
+
+def test_probabilities_can_be_read_without_a_mouse() -> None:
+    small_run = SmallRun("report-touch")
+    small_run.shard(0)
+    page = render_report(small_run.run, RUN_ID)
+    assert '<details class="probabilities">' in page
+    assert 'addEventListener("click"' in page
+    assert "p ≥ 0.9 p ≥ 0.5 p ≥ 0.1 p < 0.1" in text_of(page)
+
+
+def test_the_page_explains_its_words_as_the_glossary_does() -> None:
+    text = text_of(render_report(SmallRun("report-words").run, RUN_ID))
+    assert "expired of a sequence: too stale" in text
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", (ROOT / "docs/glossary.md").read_text(), re.M)
+    glossary = {word: meaning.replace("*", "") for word, meaning in rows}
+    shared = WORDS.keys() & glossary.keys()
+    assert len(shared) > 12
+    assert {word: WORDS[word] for word in shared} == {word: glossary[word] for word in shared}

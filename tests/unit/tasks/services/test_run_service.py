@@ -1,5 +1,7 @@
 """A service as the body of a flow: its heartbeat, how it stops, and errors that fail the run."""
 
+import os
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +50,58 @@ def test_a_config_error_fails_the_run_immediately_with_its_message(
         0,
         "failed",
     )
+
+
+def test_a_service_logs_its_process_and_its_last_progress(
+    run: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs.request_stop(run, Stop("cancelled", "enough", 1.0))
+    run_service.run_evaluation("r", "evaluation", 3)
+    first, *_, last = caplog.messages
+    assert first == f"attempt 3 runs on {socket.gethostname()}, pid {os.getpid()}"
+    assert last.startswith("done; 0 episodes, waited ")
+
+
+def test_a_recipe_with_the_log_level_warning_has_no_lines_of_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
+    quiet = loader.load("multi_policy_tiny", {"log_level": "WARNING"}).model_dump(mode="json")
+    run = runs.create_run(open_store(str(tmp_path)), "quiet", quiet)
+    runs.request_stop(run, Stop("cancelled", "enough", 1.0))
+    run_service.run_evaluation("quiet", "evaluation", 3)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("node", [0, 2])
+def test_a_node_that_the_trainer_does_not_have_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: int
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
+    config = loader.load("single_policy_tiny", {"policies.solver.train.nodes": 2})
+    run = runs.create_run(open_store(str(tmp_path)), "r", config.model_dump(mode="json"))
+    with pytest.raises(ConfigError, match=f"the trainer of solver in run r has no node {node}"):
+        run_service.run_trainer_node("r", f"trainer-solver-node-{node}", 0, "solver", node)
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert stop.state == "failed"
+
+
+@pytest.mark.parametrize("end", ["stopped", "done"])
+def test_a_node_ends_with_its_run_or_its_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
+    nodes = {"steps": 1, "policies.solver.train.nodes": 2}
+    config = loader.load("multi_policy_tiny", nodes)
+    run = runs.create_run(open_store(str(tmp_path)), "r", config.model_dump(mode="json"))
+    if end == "stopped":
+        runs.request_stop(run, Stop("cancelled", "enough", 1700000000.0))
+    for version in (0, 1) if end == "done" else ():
+        publisher.publish(run, "solver", version, tensors(version))
+    assert run_service.run_trainer_node("r", "trainer-solver-node-1", 0, "solver", 1) is None
+    (beat,) = heartbeats.readable(run)
+    assert (beat.kind, beat.id, beat.state) == ("trainer_node", "trainer-solver-node-1", "done")
 
 
 def test_a_folder_in_place_of_a_heartbeat_fails_the_run_immediately_and_is_named(

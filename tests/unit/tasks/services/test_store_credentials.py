@@ -144,6 +144,20 @@ def test_an_error_for_a_missing_block_shows_how_to_make_it(blocks: Blocks) -> No
         store_credentials.load("other", blocks.url)
 
 
+@pytest.mark.parametrize(
+    "name", [SECRET, "../../variables", "a/b", "Keys", "a b", "a\n", "k\x1b[31m", "é", "a" * 256]
+)
+def test_what_cannot_be_the_name_of_a_block_is_refused_and_not_shown(
+    name: str, blocks: Blocks
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        store_credentials.load(name, blocks.url)
+    assert str(raised.value) == (
+        "ASTRAFLOW_STORE_SECRET is not the name of a Prefect block, which has lowercase letters, "
+        "digits and dashes only; correct or unset it"
+    )
+
+
 def test_without_a_server_reading_the_block_fails() -> None:
     with pytest.raises(
         ConfigError,

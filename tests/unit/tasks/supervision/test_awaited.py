@@ -36,7 +36,7 @@ def test_after_a_minute_a_region_without_a_worker_is_reported_with_the_start_com
     assert words(awaited) == (
         "waiting for: trainer-solver, rollout-moon-0 (no worker has taken it, 75 s), "
         "rollout-mars-0, rollout-mars-1 (no worker has taken it, 75 s; "
-        "start one: prefect worker start --type process --pool rollout --work-queue mars), "
+        "start one: astraflow worker --pool rollout --region mars), "
         "rollout-mars-2 (process starting, 75 s), rollout-mars-3 (loading, 75 s)"
     )
 

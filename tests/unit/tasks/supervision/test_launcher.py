@@ -77,6 +77,22 @@ def test_a_member_is_launched_into_its_work_queue(
     assert (launched.attempt, launched.phase) == (3, FlowRunPhase.SCHEDULED)
 
 
+def test_a_flow_run_has_its_attempt_in_its_name_and_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested: dict[str, Any] = {}
+
+    async def run_deployment(name: str, **arguments: Any) -> FlowRun:
+        requested.update(arguments)
+        return FlowRun(flow_id=uuid4(), parameters={"attempt": 1}, state=Scheduled())
+
+    monkeypatch.setattr(launcher, "arun_deployment", run_deployment)
+    asyncio.run(launcher.PrefectLauncher("r").launch(WORKER, 1))
+    assert requested["flow_run_name"] == "rollout-x-0 #2 · r"
+    assert requested["tags"] == [
+        *("astraflow", "run:r", "member:rollout-x-0", "region:x", "attempt:2")
+    ]
+    assert requested["parameters"]["attempt"] == 1, "heartbeats count from 0"
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])
 def test_a_refused_launch_names_the_deployment_and_the_servers_message(
     status: int, monkeypatch: pytest.MonkeyPatch

@@ -15,9 +15,9 @@ import pytest
 from prefect.exceptions import TerminationSignal
 
 from storage.errors import ConfigError
-from storage.records.control import Heartbeat, Stop
+from storage.records.control import Heartbeat
 from storage.run import runs
-from storage.store.object_store import ObjectStore, open_store
+from storage.store.object_store import ObjectStore
 from tasks.recipes import loader
 from tasks.supervision import lifecycle
 from tests.support.patience import PATIENCE_S
@@ -64,24 +64,65 @@ def test_an_error_of_the_mlflow_client_is_logged_and_the_run_continues(
     assert "a surprise" in caplog.text
 
 
-def test_a_summary_that_cannot_be_written_or_stored_is_logged_and_fails_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+class Live:
+    """Counts updates; the one after the block never ends."""
+
+    def __init__(self) -> None:
+        self.updates, self.in_block = 0, True
+        self.repeated = asyncio.Event()
+
+    async def update(self) -> None:
+        self.updates += 1
+        if self.updates == 3:
+            self.repeated.set()
+        if not self.in_block:
+            await asyncio.Event().wait()
+
+
+def test_the_artifacts_are_updated_in_the_block_and_once_after_it_within_a_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lifecycle, "LAST_UPDATE_S", 0.01)
+    live = Live()
+
+    async def supervise() -> int:
+        async with lifecycle._showing(live, 0.001):  # type: ignore[arg-type]  # all that is asked of artifacts here
+            await live.repeated.wait()
+            live.in_block = False
+            return live.updates
+
+    before = asyncio.run(asyncio.wait_for(supervise(), PATIENCE_S))
+    assert live.updates == before + 1
+
+
+@pytest.mark.parametrize(
+    ("run_id", "name", "named"),
+    [(None, "math-baseline", "math-baseline"), ("tiny-1", "math-baseline", "tiny-1")],
+)
+def test_a_run_without_an_id_has_the_name_of_its_flow_run(
+    run_id: str | None,
+    name: str,
+    named: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(run: ObjectStore, run_id: str, config: object) -> None:
+        raise ConfigError(f"{run.prefix} {run_id}")
+
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
+    monkeypatch.setattr(lifecycle.flow_run, "get_name", lambda: name)
+    monkeypatch.setattr(lifecycle, "_refuse_second_supervisor", refuse)
+    with pytest.raises(ConfigError, match=f"runs/{named}/? {named}$"):
+        asyncio.run(lifecycle.run_training(run_id, "multi_policy_tiny", {}))
+
+
+def test_a_name_that_cannot_be_a_run_id_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
-    stop = Stop("completed", "done", 1.0)
-    asyncio.run(lifecycle._publish_summary("gone", stop, None))
-    assert "the summary is not among Prefect's artifacts; the run is not affected" in caplog.text
-    assert "ConfigError" in caplog.text
-
-    async def unreachable(**artifact: str) -> None:
-        raise ConnectionError(f"no server for {artifact['key']}")
-
-    world = World(open_store(str(tmp_path)))
-    monkeypatch.setattr(lifecycle, "acreate_markdown_artifact", unreachable)
-    caplog.clear()
-    asyncio.run(lifecycle._publish_summary("run", stop, None))
-    assert "ConnectionError: no server for run-summary" in caplog.text
-    assert runs.read_stop(world.run) is None
+    monkeypatch.setattr(lifecycle.flow_run, "get_name", lambda: "my first run")
+    with pytest.raises(ConfigError, match="'my first run' cannot be a run id; use up to 100"):
+        asyncio.run(lifecycle.run_training(None, "multi_policy_tiny", {}))
 
 
 def test_a_run_cancelled_during_a_store_outage_is_cancelled_after_it(

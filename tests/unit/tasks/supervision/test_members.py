@@ -144,6 +144,25 @@ def test_members_of_a_region_are_launched_in_the_work_queue_of_its_name() -> Non
     ]
 
 
+def test_each_further_node_of_a_trainer_is_a_member(memory_store: ObjectStore) -> None:
+    config = loader.load("multi_policy_tiny", {"steps": 1, "policies.solver.train.nodes": 3})
+    nodes = [member for member in members_of(config) if member.kind == "trainer_node"]
+    assert [(node.id, node.deployment, node.parameters, node.queue) for node in nodes] == [
+        (
+            f"trainer-solver-node-{node}",
+            "train-node/trainer-node",
+            {"policy": "solver", "node": node},
+            "",
+        )
+        for node in (1, 2)
+    ]
+    run = create_run(memory_store, "run", config.model_dump(mode="json"))
+    publisher.publish(run, "solver", 0, tensors())
+    assert not any(is_done(run, config, node) for node in nodes)
+    publisher.publish(run, "solver", 1, tensors(1))
+    assert all(is_done(run, config, node) for node in nodes)
+
+
 def test_a_member_is_done_when_its_objects_exist(memory_store: ObjectStore) -> None:
     config = loader.load("multi_policy_tiny", {"steps": 1})
     run = create_run(memory_store, "run", config.model_dump(mode="json"))

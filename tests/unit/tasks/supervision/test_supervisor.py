@@ -3,6 +3,7 @@ replaced and given up.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -42,6 +43,80 @@ def test_each_member_is_launched_once(world: World) -> None:
         ("trainer-solver", 0),
         ("trainer-verifier", 0),
     ]
+
+
+def test_every_decision_is_logged_once_at_info_or_above(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tasks.supervision.supervisor")
+    world.look(rounds=2)
+    assert caplog.messages == [
+        f"{member}: attempt 0 is launched" for member, _ in world.launcher.launched
+    ]
+    caplog.clear()
+    world.run_all()
+    world.beat(1)
+    for policy in ("solver", "verifier"):
+        publisher.publish(world.run, policy, 0, tensors(0))
+    world.look()
+    assert caplog.messages == ["base-model has done its work"]
+    caplog.clear()
+    world.look(rounds=3)
+    assert caplog.messages == ["base-model has done its work and not left: cancelling it"]
+    caplog.clear()
+    world.beat(2)
+    world.look()
+    world.look(seconds=world.config.supervise.heartbeat_limit_s + 1)
+    assert "dataflow is lost: attempt 0 is silent" in caplog.messages
+    assert "dataflow: attempt 1 is launched" in caplog.messages
+
+
+def test_the_last_words_of_a_member_that_died_are_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.look()
+    world.launcher.words["trainer-solver-0"] = ["step 7", "malloc failed"]
+    world.launcher.set(
+        "trainer-solver",
+        FlowRunPhase.ENDED,
+        "Flow run process exited with non-zero status code -9.",
+    )
+    caplog.clear()
+    world.look(rounds=2)
+    assert [message for message in caplog.messages if "wrote last" in message] == [
+        "trainer-solver: attempt 0 ended: Flow run process exited with non-zero status code -9. "
+        "(SIGKILL). It wrote last:"
+        "\n  | step 7\n  | malloc failed"
+    ]
+
+
+def test_a_member_that_wrote_nothing_is_logged_with_its_state(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.look()
+    world.launcher.set("dataflow", FlowRunPhase.ENDED)
+    caplog.clear()
+    world.look()
+    assert "dataflow: attempt 0 ended: ended. It wrote last: nothing" in caplog.messages
+
+
+def test_a_member_that_ended_before_this_supervisor_began_has_no_last_words(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.look()
+    world.launcher.set("dataflow", FlowRunPhase.ENDED)
+    world.supervisor = world.restarted()
+    caplog.clear()
+    world.look()
+    assert ("dataflow", 1) in world.launcher.launched
+    assert not [message for message in caplog.messages if "wrote last" in message]
+
+
+def test_the_end_of_a_run_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tasks.supervision.supervisor")
+    runs.request_stop(world.run, Stop("cancelled", "by a person", 1.0))
+    asyncio.run(world.supervisor.supervise())
+    assert "the run is cancelled: by a person" in caplog.messages
 
 
 def test_a_crashed_member_is_launched_again_with_the_next_attempt(world: World) -> None:
@@ -251,7 +326,7 @@ def test_the_note_shows_how_to_start_a_worker_in_a_region_without_one(
     world.look(seconds=75)
     assert world.supervisor.heartbeat.last.note == (
         "waiting for: rollout-mars-0 (no worker has taken it, 75 s; "
-        "start one: prefect worker start --type process --pool rollout --work-queue mars)"
+        "start one: astraflow worker --pool rollout --region mars)"
     )
 
 
@@ -691,6 +766,30 @@ def test_the_run_is_completed_when_the_objects_of_every_member_exist(world: Worl
     assert (stop.state, runs.read_stop(world.run)) == ("completed", stop)
 
 
+def test_launches_and_losses_of_members_are_events_and_ends_of_done_members_are_not(
+    world: World,
+) -> None:
+    world.look()
+    world.run_all()
+    world.beat(1)
+    world.look()
+    launched = world.supervisor.events.waiting()
+    assert {each.name for each in launched} == {"member.launched"}
+    assert len(launched) == len(world.launcher.launched)
+    world.supervisor.events.sent(launched)
+    world.launcher.set("trainer-solver", FlowRunPhase.ENDED)
+    world.look()
+    lost, again = world.supervisor.events.waiting()
+    assert (lost.name, lost.key) == ("member.lost", "member.lost/trainer-solver/0")
+    assert lost.payload == {
+        "member": "trainer-solver",
+        "attempt": 0,
+        "flow_run": "trainer-solver-0",
+        "reason": "ended",
+    }
+    assert again.key == "member.launched/trainer-solver/1"
+
+
 def test_after_the_stop_waiting_members_are_cancelled_and_slow_ones_after_a_limit(
     world: World,
 ) -> None:
@@ -739,6 +838,24 @@ def test_a_stopped_run_is_resumed_and_a_completed_one_is_refused(
     supervisor.start(memory_store, "run", world.config, "")
     assert runs.read_stop(world.run) is None
     runs.request_stop(world.run, Stop("completed", "done", 2.0))
+    with pytest.raises(ConfigError, match="run run is completed"):
+        supervisor.start(memory_store, "run", world.config, "")
+
+
+def test_the_closing_steps_of_a_completed_run_are_taken_again_after_the_supervisors_death(
+    world: World, memory_store: ObjectStore
+) -> None:
+    stop = runs.request_stop(world.run, Stop("completed", "done", 2.0))
+    for state in ("leaving", "failed"):
+        last = builders.heartbeat("supervisor", "supervisor", state=state)
+        builders.put_heartbeat(world.run, last)
+        supervisor.start(memory_store, "run", world.config, "")
+        assert runs.read_stop(world.run) == stop
+    assert world.look() == stop, "no member is launched again"
+    assert world.launcher.launched == []
+    done = builders.heartbeat("supervisor", "supervisor", state="done")
+    builders.put_heartbeat(world.run, done)
+    builders.put_heartbeat(world.run, builders.heartbeat("trainer", "trainer-solver"))
     with pytest.raises(ConfigError, match="run run is completed"):
         supervisor.start(memory_store, "run", world.config, "")
 

@@ -172,6 +172,22 @@ def checkpoint_steps(run: ObjectStore) -> list[int]:
     return sorted(int(key.split("/")[2]) for key in keys)
 
 
+def test_the_heartbeat_has_reward_and_staleness_of_the_last_steps_batch(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    metrics = {
+        "dataflow/reward/mean": -0.5,
+        "dataflow/staleness/mean": 1.5,
+        "dataflow/staleness/max": 3.0,
+    }
+    batches.create(run, batch(policy=POLICY, step=2, metrics=metrics))
+    progress = progress_of(trained(run, steps=2).last, TrainerProgress)
+    assert (progress.reward_mean, progress.staleness_mean, progress.staleness_max) == (
+        -0.5,
+        1.5,
+        3.0,
+    )
+
+
 def test_each_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None:
     add_batches(run, 1, 2, 3)
     heartbeat_writer = trained(run, steps=3)

@@ -14,6 +14,7 @@ from deployments.stack import plan, state
 from deployments.stack.machine import Machine
 from deployments.stack.processes import Process
 from deployments.stack.state import Stack
+from deployments.watchdog import restarts
 from tests.support.stores.ordinary_user import as_ordinary_user
 
 
@@ -91,6 +92,35 @@ def test_a_home_readable_by_others_fails_the_check_until_it_is_private(home: Hom
     assert (check.verdict, check.finding) == ("fail", f"other users have access to {home.logs}")
     home.create()
     assert doctor._private(home).finding == f"only you have access to {home.root}"
+
+
+def test_restarts_by_the_watchdog_are_reported_and_a_process_that_keeps_ending_is_a_warning(
+    home: Home,
+) -> None:
+    home.create()
+    me = Process("mlflow", os.getpid(), psutil.Process().create_time(), "")
+    stack = Stack(
+        prefect_url=f"http://{HOST}:1/api",
+        mlflow_url=f"http://{HOST}:2",
+        store_url=home.store.as_uri(),
+        own_server=True,
+        processes=(me,),
+    )
+    state.save(home, stack)
+    counts = {"mlflow": restarts.Restarts(ends=5, in_a_row=2)}
+    restarts.save(home, counts)
+    found = "; the watchdog has started again: mlflow 5 times"
+    assert list(doctor._processes(home)) == [
+        doctor.Check("stack", "ok", f"all 1 processes run{found}")
+    ]
+    restarts.save(home, {"mlflow": restarts.Restarts(ends=5, in_a_row=3)})
+    assert list(doctor._processes(home)) == [
+        doctor.Check("stack", "warn", f"all processes run{found}", f"read {home.logs}/mlflow.log")
+    ]
+    state.save(home, stack.with_process(Process("worker-rollout", os.getpid(), 1.0, "")))
+    assert list(doctor._processes(home)) == [
+        doctor.Check("stack", "warn", f"ended: worker-rollout{found}", "astraflow up")
+    ]
 
 
 def test_a_running_stack_without_its_secret_fails_the_check(home: Home) -> None:

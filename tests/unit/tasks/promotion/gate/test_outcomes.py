@@ -78,3 +78,10 @@ def test_outcomes_that_cannot_be_paired_are_refused(
 def test_outcomes_are_copied_to_floats() -> None:
     outcomes = PairedOutcomes.of("set", "a", np.array([[True]]), np.array([[0]]))
     assert (outcomes.champion.tolist(), outcomes.candidate.tolist()) == ([[1.0]], [[0.0]])
+
+
+def test_one_problem_that_is_listed_twice_among_very_many_is_named() -> None:
+    problems = [*map(str, range(30_000)), "29999"]
+    ones = [[1]] * len(problems)
+    with pytest.raises(ConfigError, match=r"set: the problem '29999' is listed twice"):
+        PairedOutcomes.of("set", problems, ones, ones)

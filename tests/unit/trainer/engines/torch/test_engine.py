@@ -20,7 +20,7 @@ from tests.support.models.trainer_cases import (
 from trainer import cpu_bf16
 from trainer.config import TrainConfig
 from trainer.engines.torch.engine import TorchTrainEngine
-from trainer.engines.torch.host_tensors import to_torch
+from trainer.engines.torch.host_tensors import to_host, to_torch
 
 COUNTING = f"{__name__}:Counting"
 NARROW = f"{__name__}:Narrow"
@@ -281,6 +281,58 @@ def test_a_state_that_could_not_be_read_again_is_not_saved(
     engine.step(BATCHES[0])
     with pytest.raises(ConfigError, match=f"train.optimizer: kept in the state of .* {words}"):
         engine.save()
+
+
+class Averaging(torch.optim.Optimizer):
+    """Keeps a mean of each gradient in its state, and subtracts that."""
+
+    def __init__(self, params: object, lr: float) -> None:
+        super().__init__(params, {"lr": lr})  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                mean.lerp_(parameter.grad, 0.5)
+                parameter.sub_(mean, alpha=group["lr"])
+
+
+def test_a_step_that_a_custom_optimizer_cannot_take_with_its_saved_state_says_what_to_do() -> None:
+    settings = {"name": "custom", "path": f"{__name__}:Averaging"}
+    engine = started(optimizer=settings)
+    engine.step(BATCHES[0])
+    tensors, state = through_files(*engine.save())
+    name = next(each for each in tensors if each.endswith("/mean"))
+    tensors[name] = to_host(torch.zeros(3))
+    resumed = started(optimizer=settings)
+    resumed.load(tensors, state)
+    with pytest.raises(
+        ConfigError,
+        match=r"^train.optimizer: step\(\) of Averaging failed: .*; correct the class or its args. "
+        "If it was resumed, its saved state may be damaged: delete the newest checkpoint$",
+    ):
+        resumed.step(BATCHES[1])
+
+
+@pytest.mark.parametrize(
+    ("raised", "name"),
+    [(MemoryError(), "custom"), (ConfigError("mine"), "custom"), (RuntimeError("raw"), "adamw")],
+)
+def test_other_errors_of_a_step_are_not_translated(
+    raised: Exception, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = {"path": f"{__name__}:Averaging"} if name == "custom" else {}
+    engine = started(optimizer={"name": name, **path})
+    owner = Averaging if name == "custom" else torch.optim.AdamW
+
+    def step(self: object, closure: object = None) -> None:
+        raise raised
+
+    monkeypatch.setattr(owner, "step", step)
+    with pytest.raises(type(raised)) as caught:
+        engine.step(BATCHES[0])
+    assert caught.value is raised
 
 
 def test_a_flag_of_a_custom_optimizer_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""The commands of `astraflow`, by what they are about."""

@@ -1,0 +1,118 @@
+"""What the commands share: the arguments for a run, its store, and functions that print."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from deployments.cli import run_id_completion
+from deployments.paths import Home, home
+from storage.errors import ConfigError
+from tasks.terminal_text import plain
+
+if TYPE_CHECKING:
+    from deployments.cli.output.plain_console import PlainConsole
+
+EXIT_FAILED = 1
+PIPED_WIDTH = 400
+
+RunId = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="Run id; default: the newest run.",
+        autocompletion=run_id_completion.suggest,
+    ),
+]
+NamedRun = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="Run id.", autocompletion=run_id_completion.suggest),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/schemas.md).")]
+
+
+def store() -> Any:
+    """Open the store: that of ASTRAFLOW_STORE, else the running stack's, else the home's."""
+    from deployments.stack import environment, plan, state
+
+    folder: Home = home()
+    opened = environment.open_store(folder, plan.if_running(state.load(folder)))
+    os.environ["ASTRAFLOW_STORE"] = opened.address
+    return opened
+
+
+def policies_of(run: str, policy: str | None) -> tuple[Any, list[str]]:
+    """Return the run and its policies, or only the named one."""
+    from storage.run import runs as stored_runs
+    from tasks.recipes.stored_config import read_config
+
+    stored = stored_runs.open_run(store(), run)
+    policies = list(read_config(stored).policies)
+    if policy is not None and policy not in policies:
+        raise ConfigError(f"{run} has no policy {policy!r}; it has {', '.join(policies)}")
+    return stored, policies if policy is None else [policy]
+
+
+def run_or_newest(run: str | None) -> str:
+    """Return the run id of the argument, else that of the newest run."""
+    from storage.run import runs as stored_runs
+
+    if run is not None:
+        return run
+    listed = stored_runs.read_all(store())
+    for run_id, reason in listed.unreadable.items():
+        warn(f"the run {run_id} is skipped, because it cannot be read: {reason}")
+    if not listed.ids:
+        raise ConfigError(f"{store().address} has no run yet; start one with `astraflow run`")
+    return listed.ids[-1]
+
+
+def show(content: Any, as_json: bool) -> None:
+    """Print a table, or plain data as JSON."""
+    if as_json:
+        typer.echo(json.dumps(content, indent=2))
+        return
+    console().print(content)
+
+
+def console() -> "PlainConsole":
+    """Return the console of the standard output."""
+    from deployments.cli.output.plain_console import PlainConsole
+
+    created = PlainConsole()
+    if not created.is_terminal and "COLUMNS" not in os.environ:
+        created.width = PIPED_WIDTH  # a program or a file does not need lines that fit a terminal
+    return created
+
+
+def say(message: str) -> None:
+    """Print a message, which may contain stored text."""
+    typer.echo(plain(message))
+
+
+def warn(message: str) -> None:
+    """Print a warning to stderr."""
+    typer.secho(plain(message), fg="yellow", err=True)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file that the user named, in UTF-8 with every locale.
+
+    Raises ConfigError when it cannot be written. A pipe without a reader is an error at once.
+    """
+
+    def open_at_once(path: str, flags: int) -> int:
+        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+        os.set_blocking(descriptor, True)
+        return descriptor
+
+    try:
+        with open(file, "w", encoding="utf-8", opener=open_at_once) as opened:
+            opened.write(text)
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL in it
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(
+            f"{file} cannot be written ({reason}); name a file in a writable folder"
+        ) from None

@@ -1,0 +1,127 @@
+"""Printing of a run's logs, which Prefect has: the last lines, then new ones as they arrive."""
+
+import datetime
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from rich.console import Console
+from rich.text import Text
+
+from deployments.registration import run_logs
+from deployments.registration.run_logs import Members
+from storage.errors import ConfigError
+from tasks.services.prefect_settings import POLL, RequestLimits
+from tasks.terminal_text import plain
+
+POLL_S = 2.0
+"""Processes send their records every two seconds."""
+FIND_S = 10.0
+"""Between two looks for flow runs that were started since."""
+LATE = datetime.timedelta(seconds=30)
+"""A record may arrive this much later than a younger one of another process; clocks differ."""
+LINES_MAX = 200
+"""Lines of one record."""
+LINE_MAX = 4000
+"""Characters of one line."""
+STYLES = ((logging.ERROR, "red"), (logging.WARNING, "yellow"), (logging.INFO, ""))
+
+
+@dataclass(kw_only=True)
+class RunLogPrinter:
+    """Prints the logs of one run. `warn` prints a sentence to the standard error."""
+
+    api_url: str
+    run_id: str
+    member: str | None
+    """None: all of them."""
+    console: Console
+    warn: Callable[[str], None]
+    pause: Callable[[float], None] = time.sleep
+    limits: RequestLimits = POLL
+    """Of a poll for new records."""
+    _members: Members = field(init=False)
+    _found_at_s: float = field(default=0.0, init=False)
+    _printed: dict[UUID, datetime.datetime] = field(default_factory=dict, init=False)
+    """Records that a poll may return again."""
+    _newest: datetime.datetime | None = field(default=None, init=False)
+
+    def print_last(self, num_lines: int) -> None:
+        """Print the newest records.
+
+        Raises:
+            ConfigError: the server does not respond, or has no such run or member.
+        """
+        self._find()
+        self._print(run_logs.newest(self.api_url, self._flow_runs(), num_lines))
+
+    def follow(self) -> None:
+        """Print new records until every flow run of the run has ended. A server that does not
+        respond is asked again.
+        """
+        away = False
+        while True:
+            all_ended = self._members.all_ended  # the last records are read after it
+            try:
+                since = None if self._newest is None else self._newest - LATE
+                self._print(run_logs.since(self.api_url, self._flow_runs(), since, self.limits))
+                if all_ended:
+                    return
+                if time.monotonic() - self._found_at_s >= FIND_S:
+                    self._find()
+                away = False
+            except ConfigError as error:
+                if not away:
+                    self.warn(f"{error}; asking again every {POLL_S:.0f} s")
+                away = True
+            self.pause(POLL_S)
+
+    def _find(self) -> None:
+        members = run_logs.find(self.api_url, self.run_id)
+        names = set(members.of_flow_run.values())
+        if self.member is not None and self.member not in names:
+            raise ConfigError(
+                f"{self.run_id} has no logs of a member {self.member!r}; it has "
+                f"{', '.join(sorted(names))}"
+            )
+        self._members, self._found_at_s = members, time.monotonic()
+
+    def _flow_runs(self) -> list[UUID]:
+        return [
+            flow_run
+            for flow_run, member in self._members.of_flow_run.items()
+            if self.member in (None, member)
+        ]
+
+    def _print(self, records: list[Any]) -> None:
+        """Print the records that are new."""
+        for record in records:
+            if record.id not in self._printed:
+                for line in self._lines(record):
+                    self.console.print(line, soft_wrap=True)
+            self._printed[record.id] = record.timestamp
+            self._newest = max(self._newest or record.timestamp, record.timestamp)
+        if self._newest is not None:
+            oldest = self._newest - LATE
+            self._printed = {id: at for id, at in self._printed.items() if at >= oldest}
+
+    def _lines(self, record: Any) -> Iterator[Text]:
+        """Write a record: time, member and message; further lines of it are indented, so that none
+        looks like a record.
+        """
+        members = self._members.of_flow_run
+        width = max(map(len, members.values()))
+        member = members.get(record.flow_run_id, run_logs.SUPERVISOR)
+        level = logging.getLevelName(record.level) if record.level >= logging.WARNING else ""
+        head = f"{record.timestamp.astimezone():%Y-%m-%d %H:%M:%S}  {member:<{width}}  "
+        style = next((style for least, style in STYLES if record.level >= least), "dim")
+        lines = plain(record.message).splitlines() or [""]
+        for number, line in enumerate(lines[:LINES_MAX]):
+            start = Text(head if number == 0 else " " * len(head), style="dim")
+            words = f"{level} {line}" if level and number == 0 else line
+            yield start.append(words[:LINE_MAX], style=style or "default")
+        if len(lines) > LINES_MAX:
+            yield Text(f"{' ' * len(head)}and {len(lines) - LINES_MAX} more lines", style="dim")

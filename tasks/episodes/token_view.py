@@ -1,0 +1,178 @@
+"""One episode with its tokens: text, owner, version, probability, mask and advantage of each.
+
+The shard has all but the advantages, which are in the batches that trained on the sequence.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+
+from storage.errors import UNREADABLE, NotFoundError
+from storage.records.batches import Batch, SequenceKey
+from storage.records.rollouts import NOT_SAMPLED, Episode, Sequence
+from storage.records.types import Float32
+from storage.run import batches
+from storage.store.object_store import ObjectStore
+from storage.weights import reader
+from tasks.episodes.index import PlayedEpisode, PlayedSequence
+
+log = logging.getLogger(__name__)
+
+Decode = Callable[[int], str]
+BATCHES_KEPT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ViewedToken:
+    """One token. Example: `ViewedToken("12", 40, "solver", 3, -0.5, True, 1.2)`."""
+
+    text: str
+    """Decoded alone; stored text, which may contain control characters."""
+    token: int
+    owner: str
+    """The policy that sampled it; empty for prompt, tool and environment tokens."""
+    version: int
+    logprob: float
+    is_in_loss: bool
+    """Whether it may be trained on."""
+    advantage: float | None
+    """None where it was not trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewedSequence:
+    """One sequence with its tokens and its fate for each policy that sampled in it."""
+
+    place: int
+    name: str
+    reward: float
+    temperature: float
+    finish_reason: str
+    played: tuple[PlayedSequence, ...]
+    tokens: tuple[ViewedToken, ...]
+
+
+class TokenTexts:
+    """Texts of tokens, by the tokenizer of each policy's version 0."""
+
+    def __init__(self, run: ObjectStore) -> None:
+        self.of = cache(partial(decoder, run))
+        """policy → a function from a token to its text."""
+
+
+class Advantages:
+    """Advantages of trained sequences, from their batches; a few batches are kept."""
+
+    def __init__(self, run: ObjectStore) -> None:
+        self._run = run
+        self._batches: dict[tuple[str, int], dict[SequenceKey, Float32]] = {}
+
+    def of(self, policy: str, step: int, key: SequenceKey) -> Float32 | None:
+        """Return the advantages [L] of the sequence in a batch; None where that has none."""
+        place = policy, step
+        if place not in self._batches:
+            while len(self._batches) >= BATCHES_KEPT:
+                del self._batches[next(iter(self._batches))]
+            self._batches[place] = self._read(policy, step)
+        return self._batches[place].get(key)
+
+    def _read(self, policy: str, step: int) -> dict[SequenceKey, Float32]:
+        try:
+            batch: Batch = batches.read(self._run, policy, step)
+        except (NotFoundError, *UNREADABLE) as error:
+            log.warning("no advantages are shown of batch %d of %s: %s", step, policy, error)
+            return {}
+        return {row.key: row.advantages for row in batch.rows if not row.replay}
+
+
+def view(
+    episode: Episode, played: PlayedEpisode, texts: TokenTexts, advantages: Advantages
+) -> tuple[ViewedSequence, ...]:
+    """Return the sequences of an episode with their tokens."""
+    return tuple(
+        _sequence(
+            SequenceKey(played.order, played.group, played.episode, place),
+            sequence,
+            tuple(each for each in played.sequences if each.place == place),
+            texts,
+            advantages,
+        )
+        for place, sequence in enumerate(episode.sequences)
+    )
+
+
+def _sequence(
+    key: SequenceKey,
+    sequence: Sequence,
+    played: tuple[PlayedSequence, ...],
+    texts: TokenTexts,
+    advantages: Advantages,
+) -> ViewedSequence:
+    values = np.full(len(sequence.tokens), np.nan, dtype=np.float32)
+    for each in played:
+        found = advantages.of(each.policy, each.fate.batch, key) if _is_trained(each) else None
+        if found is not None and len(found) == len(values):
+            own = sequence.loss_mask & (sequence.owners == sequence.policies.index(each.policy))
+            values[own] = found[own]
+    decode = texts.of(played[0].policy) if played else texts.of("")
+    tokens = zip(
+        sequence.tokens.tolist(),
+        sequence.owners.tolist(),
+        sequence.versions.tolist(),
+        sequence.logprobs.tolist(),
+        sequence.loss_mask.tolist(),
+        values.tolist(),
+        strict=True,
+    )
+    return ViewedSequence(
+        place=key.sequence,
+        name=sequence.name,
+        reward=sequence.reward,
+        temperature=sequence.temperature,
+        finish_reason=sequence.finish_reason,
+        played=played,
+        tokens=tuple(
+            ViewedToken(
+                decode(token),
+                token,
+                "" if owner == NOT_SAMPLED else sequence.policies[owner],
+                version,
+                logprob,
+                mask,
+                None if np.isnan(advantage) else advantage,
+            )
+            for token, owner, version, logprob, mask, advantage in tokens
+        ),
+    )
+
+
+def _is_trained(played: PlayedSequence) -> bool:
+    return played.fate.fate == "trained"
+
+
+def decoder(run: ObjectStore, policy: str) -> Decode:
+    """A function from a token to its text, by the `tokenizer.json` of version 0.
+
+    Without a readable tokenizer the text is the token's number.
+    """
+    try:
+        files = reader.fetch_files(run, policy, 0) if policy else {}
+    except (NotFoundError, *UNREADABLE):
+        files = {}
+    if "tokenizer.json" in files:
+        from tokenizers import Tokenizer
+
+        try:
+            tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+        except Exception as error:  # the class that tokenizers raises
+            log.warning(
+                "tokens are shown as numbers: the tokenizer.json of %s cannot be read: %s",
+                policy,
+                error,
+            )
+        else:
+            return cache(lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))
+    return lambda token: f"⟨{token}⟩"

@@ -1,0 +1,1 @@
+"""Events of a run at the Prefect server, for people and for automations."""

@@ -1,0 +1,1 @@
+"""MLflow: runs, curves, registered models, data sets, traces."""

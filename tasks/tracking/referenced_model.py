@@ -1,0 +1,86 @@
+"""A registered model whose weights are in the store of its run: what MLflow loads it with.
+
+    mlflow.pyfunc.load_model(uri) ─▶ reference.json ─▶ weights of the store, verified ─▶ pipeline
+
+The loading process needs AstraFlow, and the store's credentials in its environment. MLflow's files
+are untrusted: names are checked, and the weights must have the digest of the reference.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.errors import ConfigError
+from storage.formats.json_objects import build, dump
+from storage.plain_names import PartName, RunId
+from storage.records.numbers import Count
+from storage.run import runs
+from storage.store.object_store import open_store
+from storage.weights import manifests
+
+REFERENCE = "reference.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsReference:
+    """Which version of which run a registered model is."""
+
+    store: str
+    """Address of the run's store, without credentials."""
+    run_id: RunId
+    policy: PartName
+    version: Count
+    digest: str
+    """Of the weights."""
+
+
+def describe(reference: WeightsReference) -> bytes:
+    """Return the content of `reference.json`."""
+    return dump(vars(reference))
+
+
+class ReferencedModel:
+    """A text generation pipeline in the form that MLflow's flavor `python_function` calls."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self.pipeline = pipeline
+
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> list[str]:
+        """Generate an answer to each prompt.
+
+        Args:
+            model_input: prompts: a list of text, or a table whose first column has them.
+            params: of the generation, such as `max_new_tokens`.
+        """
+        prompts: Sequence[str] = (
+            model_input.iloc[:, 0].tolist() if hasattr(model_input, "iloc") else list(model_input)
+        )
+        answers = self.pipeline(list(prompts), return_full_text=False, **(params or {}))
+        return [answer[0]["generated_text"] for answer in answers]
+
+
+def _load_pyfunc(path: str) -> ReferencedModel:
+    """Load the model; MLflow calls this function by name.
+
+    Raises:
+        ConfigError: the store does not have the weights that were registered.
+        CorruptError: `reference.json` or a weights file is damaged.
+    """
+    from transformers import pipeline
+
+    from tasks.maintenance.export import export_model
+
+    reference = build(WeightsReference, (Path(path) / REFERENCE).read_bytes(), REFERENCE)
+    run = runs.open_run(open_store(reference.store), reference.run_id)
+    found = manifests.read_manifest(run, reference.policy, reference.version).digest
+    if found != reference.digest:
+        raise ConfigError(
+            f"version {reference.version} of {reference.policy} in run {reference.run_id} of "
+            f"{reference.store} has other weights ({found}) than those that were registered "
+            f"({reference.digest})"
+        )
+    with tempfile.TemporaryDirectory(prefix="astraflow-model-") as folder:
+        export_model(run, reference.policy, reference.version, Path(folder))
+        return ReferencedModel(pipeline("text-generation", model=folder))

@@ -1,0 +1,209 @@
+"""Attaching to a run that another process has started; Prefect's answers are scripted."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deployments.cli import run_attachment, run_follower
+from deployments.paths import Home
+from deployments.registration import flow_runs
+from deployments.registration.flow_runs import FlowRun
+from deployments.stack import up_down
+from storage.coordination.heartbeat_writer import HeartbeatWriter
+from storage.errors import AstraFlowError, ConfigError
+from storage.records.control import RunEnd, Stop
+from storage.run import runs
+from storage.store.object_store import ObjectStore, open_store
+from tasks.monitoring.status import status
+from tasks.recipes import loader
+
+RUNNING = FlowRun("f", "Running", False, "", created_s=1.0)
+COMPLETED = FlowRun("f", "Completed", True, "", created_s=1.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    monkeypatch.setattr(run_follower, "POLL_S", 0.0)
+    monkeypatch.setattr(run_follower, "FLOW_POLL_S", -1.0)
+    monkeypatch.setattr(up_down, "adopt_server", lambda home: "http://127.0.0.1:1/api")
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def create(store: ObjectStore) -> Callable[[], ObjectStore]:
+    return lambda: runs.create_run(
+        store, "tiny-1", loader.load("multi_policy_tiny").model_dump(mode="json")
+    )
+
+
+class Attached:
+    """One call of `attach`, and what it printed."""
+
+    def __init__(self, store: ObjectStore, tmp_path: Path) -> None:
+        home = Home(tmp_path / "home")
+        home.create()
+        self.said: list[str] = []
+        self.completed = run_attachment.attach(home, store, "tiny-1", self.said.append)
+
+
+def prefect_has(
+    monkeypatch: pytest.MonkeyPatch, supervisor: FlowRun | None, *then: Callable[[], FlowRun]
+) -> None:
+    """Prefect's newest supervisor of the run, and its answers to later polls, the last repeated."""
+    left = list(then)
+
+    def read(api_url: str, flow_run_id: str, limits: object) -> FlowRun:
+        assert flow_run_id == "f"
+        return (left.pop(0) if len(left) > 1 else left[0])()
+
+    monkeypatch.setattr(flow_runs, "newest_supervisor", lambda *args: supervisor)
+    monkeypatch.setattr(flow_runs, "read", read)
+
+
+@pytest.mark.parametrize(
+    ("state", "completed"),
+    [("completed", True), ("exhausted", True), ("failed", False), ("cancelled", False)],
+)
+def test_a_run_that_has_ended_is_shown_as_it_was(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: RunEnd,
+    completed: bool,
+) -> None:
+    runs.request_stop(create(), Stop(state, "that is why", time.time()))
+    prefect_has(monkeypatch, COMPLETED)
+    attached = Attached(store, tmp_path)
+    assert attached.completed is completed
+    assert attached.said == [f"tiny-1 is {state}: that is why"]
+    shown = capsys.readouterr().out
+    assert "0 of 80 steps" in shown
+    assert "verifier" in shown
+
+
+def test_a_run_without_a_supervisor_is_shown_with_the_remedy(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create()
+    prefect_has(monkeypatch, None)
+    attached = Attached(store, tmp_path)
+    assert not attached.completed
+    assert "start the run again with the same run id to go on" in attached.said[0]
+
+
+def test_a_run_that_goes_on_is_followed_to_its_end(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = create()
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", time.time()))
+        return COMPLETED
+
+    prefect_has(monkeypatch, RUNNING, lambda: RUNNING, end)
+    attached = Attached(store, tmp_path)
+    assert attached.completed
+    assert "] completed  its supervisor's flow run is Completed" in capsys.readouterr().out
+    assert any("; all done" in line for line in attached.said)
+
+
+def test_a_run_that_nobody_has_created_yet_is_waited_for(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def end() -> FlowRun:
+        runs.request_stop(create(), Stop("cancelled", "by a person", time.time()))
+        return COMPLETED
+
+    prefect_has(monkeypatch, RUNNING, lambda: RUNNING, end)
+    assert not Attached(store, tmp_path).completed
+    assert "waiting for the supervisor (Prefect: Running)" in capsys.readouterr().out
+
+
+def test_a_run_that_is_taken_up_again_is_not_over(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = create()
+    stopped = runs.request_stop(run, Stop("cancelled", "by a person", time.time()))
+    again = FlowRun("f", "Pending", False, "", created_s=stopped.at_s + 1)
+
+    def end() -> FlowRun:
+        runs.clear_stop(run)
+        runs.request_stop(run, Stop("completed", "all done", time.time() + 9))
+        return COMPLETED
+
+    prefect_has(monkeypatch, again, lambda: RUNNING, end)
+    assert Attached(store, tmp_path).completed
+    assert "cancelled" not in capsys.readouterr().out
+
+
+def test_ctrl_c_leaves_the_run_and_says_so(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = create()
+    monkeypatch.setenv("FORCE_COLOR", "1")  # the console counts as a terminal
+
+    def interrupt() -> FlowRun:
+        raise KeyboardInterrupt
+
+    prefect_has(monkeypatch, RUNNING, lambda: RUNNING, interrupt)
+    attached = Attached(store, tmp_path)
+    assert attached.completed
+    assert attached.said[-1].startswith("tiny-1 continues; ")
+    assert runs.read_stop(run) is None
+
+
+def test_without_prefects_server_the_store_alone_is_followed(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = create()
+
+    def nobody(home: Home) -> str:
+        raise ConfigError("there is no Prefect server")
+
+    monkeypatch.setattr(up_down, "adopt_server", nobody)
+    monkeypatch.setattr(run_follower, "AWAY_LIMIT_S", 0.0)
+    with HeartbeatWriter(run, "supervisor", "supervisor", 0, 3600.0):
+        monkeypatch.setattr(run_follower, "FINISH_TIMEOUT_S", 0.0)
+        looked = status
+
+        def ends(store: ObjectStore, run_id: str) -> object:
+            runs.request_stop(run, Stop("completed", "all done", time.time()))
+            return looked(store, run_id)
+
+        monkeypatch.setattr(run_follower, "status", ends)
+        attached = Attached(store, tmp_path)
+    assert attached.said[0] == "only the store is shown: there is no Prefect server"
+    assert attached.completed
+
+
+def test_a_run_that_nobody_knows_is_an_error(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefect_has(monkeypatch, COMPLETED)
+    with pytest.raises(AstraFlowError, match="there is no run 'tiny-1'"):
+        Attached(store, tmp_path)

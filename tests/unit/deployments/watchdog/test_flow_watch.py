@@ -1,0 +1,152 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments.stack import processes
+from deployments.stack.processes import Process
+from deployments.watchdog.flow_watch import ORPHAN_GRACE_S, RETRY_S, WORKER_GRACE_S, FlowWatch
+from tasks.supervision.flow_processes import MARK
+from tests.support.patience import until
+
+WORKER = """
+import os, subprocess, sys, time
+inner = "import subprocess, sys, time; " \\
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)']); time.sleep(3600)"
+env = {**os.environ, "PREFECT__FLOW_RUN_ID": sys.argv[1]}
+child = subprocess.Popen([sys.executable, "-c", inner], env=env)
+print(child.pid, flush=True)
+child.wait()
+time.sleep(3600)
+"""
+"""A worker with one flow run, whose process has a child of its own."""
+
+
+class Worker:
+    def __init__(self, folder: Path, flow_run: str) -> None:
+        self.log = folder / f"{flow_run}.log"
+        self.process: Process = processes.start(
+            "worker-control",
+            [sys.executable, "-c", WORKER, flow_run],
+            {**os.environ, processes.MARK: str(folder)},
+            self.log,
+            folder,
+        )
+        until(lambda: self.log.read_text().splitlines()[-1].isdigit())
+        self.flow_pid = int(self.log.read_text().splitlines()[-1])
+        until(lambda: flow_run.encode() in Path(f"/proc/{self.flow_pid}/environ").read_bytes())
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        until(lambda: not processes.is_alive(self.process))
+
+    def kill_flow(self) -> None:
+        os.kill(self.flow_pid, signal.SIGKILL)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    yield Worker(tmp_path, "5f3c")
+    processes.sweep(str(tmp_path), 0.0)
+
+
+def _ended(watch: FlowWatch, workers: list[Process], flow_run: str) -> None:
+    def noted() -> bool:
+        watch.look(workers)
+        return flow_run in watch._due
+
+    until(noted)
+
+
+def test_a_killed_flow_run_of_a_killed_worker_is_reported_at_once(worker: Worker) -> None:
+    clock = Clock()
+    watch = FlowWatch(clock)
+    watch.look([worker.process])
+    worker.kill()
+    watch.look([])
+    assert watch.due() == [], "its process goes on"
+    worker.kill_flow()
+    _ended(watch, [], "5f3c")
+    assert watch.due() == []
+    clock.now_s += ORPHAN_GRACE_S
+    assert watch.due() == ["5f3c"]
+
+
+def test_a_living_worker_has_time_to_report_the_end_itself(worker: Worker) -> None:
+    clock = Clock()
+    watch = FlowWatch(clock)
+    watch.look([worker.process])
+    worker.kill_flow()
+    _ended(watch, [worker.process], "5f3c")
+    clock.now_s += WORKER_GRACE_S - 0.1
+    assert watch.due() == []
+    clock.now_s += 0.1
+    assert watch.due() == ["5f3c"]
+
+
+def test_a_report_that_failed_is_repeated_until_it_succeeds(worker: Worker) -> None:
+    clock = Clock()
+    watch = FlowWatch(clock)
+    watch.look([worker.process])
+    worker.kill_flow()
+    _ended(watch, [worker.process], "5f3c")
+    clock.now_s += WORKER_GRACE_S
+    watch.reported(watch.due(), done=False)
+    assert watch.due() == []
+    clock.now_s += RETRY_S
+    assert watch.due() == ["5f3c"]
+    watch.reported(["5f3c"], done=True)
+    clock.now_s += 1000.0
+    assert watch.due() == []
+
+
+def test_a_flow_run_with_a_new_process_is_not_reported(worker: Worker, tmp_path: Path) -> None:
+    clock = Clock()
+    watch = FlowWatch(clock)
+    watch.look([worker.process])
+    worker.kill_flow()
+    _ended(watch, [worker.process], "5f3c")
+    (tmp_path / "again").mkdir()
+    again = Worker(tmp_path / "again", "5f3c")
+    try:
+        watch.look([worker.process, again.process])
+        clock.now_s += WORKER_GRACE_S
+        assert watch.due() == []
+    finally:
+        processes.sweep(str(tmp_path / "again"), 0.0)
+
+
+def test_a_new_watchdog_takes_up_flow_runs_whose_worker_is_gone(
+    worker: Worker, tmp_path: Path
+) -> None:
+    worker.kill()
+    clock = Clock()
+    watch = FlowWatch(clock)
+    watch.begin(str(tmp_path))
+    assert [each.pid for each in watch._alive.values()] == [worker.flow_pid], "without its child"
+    worker.kill_flow()
+    _ended(watch, [], "5f3c")
+    clock.now_s += ORPHAN_GRACE_S
+    assert watch.due() == ["5f3c"]
+
+
+def test_a_process_that_ended_between_two_looks_is_no_error(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    watch = FlowWatch()
+    watch.look([Process("worker-control", gone.pid, time.time(), "")])
+    assert watch.due() == []
+    assert MARK not in os.environ

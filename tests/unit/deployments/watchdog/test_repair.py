@@ -1,0 +1,104 @@
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from deployments.paths import Home
+from deployments.servers import auth
+from deployments.stack import commands, cpu_features, processes, readiness, state
+from deployments.stack.processes import Process
+from deployments.stack.state import MLFLOW, SERVER, WATCHDOG, Stack
+from deployments.watchdog import repair
+from tests.unit.deployments.watchdog.test_watch import _dead, _saved
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
+PARENT = Process(WATCHDOG, os.getppid(), 1.0, "", processes.start_of(os.getppid()))
+"""A repair is a child of its watchdog."""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    made = Home(tmp_path / "home")
+    made.create()
+    auth.create(made)
+    monkeypatch.setattr(commands, "prefect_server", lambda port: SLEEP)
+    monkeypatch.setattr(commands, "mlflow_server", lambda home, port: SLEEP)
+    monkeypatch.setattr(commands, "worker", lambda pool: SLEEP)
+    monkeypatch.setattr(cpu_features, "isa_ceiling", lambda cache: {})
+    yield made
+    processes.sweep(str(made.root), 0.0)
+
+
+def _responds(monkeypatch: pytest.MonkeyPatch, *, yes: bool) -> None:
+    monkeypatch.setattr(readiness, "responds", lambda url: yes)
+
+
+def _changed(home: Home, before: Stack) -> set[str]:
+    after = state.load(home)
+    assert after is not None
+    assert replace(after, processes=()) == replace(before, processes=())
+    assert len(after.processes) == len(before.processes)
+    return {each.name for each in after.processes if each not in before.processes}
+
+
+def test_the_named_processes_are_started_in_the_recorded_stack(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _responds(monkeypatch, yes=True)
+    parts = (SERVER, MLFLOW, "worker-control", "worker-rollout")
+    before = _saved(home, PARENT, *map(_dead, parts))
+    repair.start_again(home, [SERVER, "worker-rollout"])
+    assert _changed(home, before) == {SERVER, "worker-rollout"}
+    after = state.load(home)
+    assert after is not None
+    assert after.process(SERVER) is not None
+    assert after.process("worker-rollout") is not None
+    repair.start_again(home, [SERVER, "worker-rollout", MLFLOW])
+    assert _changed(home, after) == {MLFLOW}, "never a second one of anything"
+
+
+def test_workers_wait_for_the_prefect_server(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    _responds(monkeypatch, yes=False)
+    before = _saved(home, PARENT, _dead(SERVER), _dead("worker-control"))
+    repair.start_again(home, [SERVER, "worker-control"])
+    assert _changed(home, before) == {SERVER}
+    external = state.save(home, replace(before, own_server=False))
+    repair.start_again(home, ["worker-control"])
+    assert _changed(home, external) == {"worker-control"}
+
+
+@pytest.mark.parametrize("case", ["locked", "not ready", "no watchdog", "another watchdog"])
+def test_nothing_is_started_that_belongs_to_somebody_else(
+    home: Home, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    _responds(monkeypatch, yes=True)
+    watchdog = {
+        "no watchdog": _dead(WATCHDOG),
+        "another watchdog": replace(PARENT, pid=os.getpid(), start=processes.start_of(os.getpid())),
+    }.get(case, PARENT)
+    before = _saved(home, watchdog, _dead(SERVER), ready=case != "not ready")
+    lock = FileLock(home.lock)
+    if case == "locked":
+        holder = threading.Thread(target=lock.acquire)
+        holder.start()
+        holder.join()
+    repair.start_again(home, [SERVER])
+    assert _changed(home, before) == set()
+
+
+def test_a_report_without_a_server_is_tried_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(repair, "home", lambda: home)
+    monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")
+    _saved(home, PARENT)
+    assert repair.main(["--ended", str(uuid.uuid4())]) == repair.TRY_AGAIN
+    assert "does not respond" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        repair.main(["--ended", "no-uuid"])

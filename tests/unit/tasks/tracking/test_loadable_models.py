@@ -1,0 +1,120 @@
+"""Registered models are loaded with MLflow's own functions, and give what the weights give."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pandas
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from storage.errors import ConfigError, CorruptError
+from storage.run import runs
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import publisher
+from tasks.base_models.config import TinyBase
+from tasks.base_models.tiny import model_config, model_files
+from tasks.recipes.loader import load
+from tasks.tracking import referenced_model
+from tasks.tracking.mlflow_sync import Tracker
+from tests.support.models.random_models import random_model
+from tests.support.runs.small_run import RECIPE, RUN_ID, SmallRun
+from trainer.engines.torch.host_tensors import to_host
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow and transformers
+
+BASE = TinyBase(hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate=32)
+MODEL = "models:/astraflow-solver/1"
+PROMPT = "7 + 8 ="
+MORE = {"max_new_tokens": 5, "do_sample": False}
+
+
+def registered(folder: Path, uri: str, weights: str) -> tuple[ObjectStore, Any]:
+    """A completed run of random models, version 3 of which MLflow has; its store and the model."""
+    config = load(RECIPE, {"tracking.registered_weights": weights})
+    store = open_store(str(folder / "store"))
+    run = runs.create_run(store, RUN_ID, config.model_dump(mode="json"))
+    model = random_model(model_config(BASE))
+    tensors = {name: to_host(value, "BF16") for name, value in model.named_parameters()}
+    for policy in config.policies:
+        publisher.publish(run, policy, 0, tensors, extra_files=model_files(BASE))
+    Tracker(run, RUN_ID, config, uri).finish("completed")
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    return store, model
+
+
+def answer_of(model: Any, folder: Path) -> str:
+    """What plain transformers generates."""
+    for name, body in model_files(BASE).items():
+        (folder / name).write_bytes(body)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer(PROMPT, return_tensors="pt")
+    with torch.inference_mode():
+        tokens = model.generate(**prompt, **MORE)[0, prompt["input_ids"].shape[1] :]
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def test_a_copy_is_loaded_as_a_model_of_transformers(uri: str, tmp_path: Path) -> None:
+    import mlflow.transformers
+
+    store, model = registered(tmp_path, uri, "copy")
+    (tmp_path / "store").rename(tmp_path / "gone")
+    loaded = mlflow.transformers.load_model(MODEL, return_type="components")["model"]
+    expected = model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in loaded.state_dict().items())
+    assert mlflow.models.get_model_info(MODEL).metadata["astraflow.store"] == store.address
+
+
+def test_a_reference_is_loaded_from_the_store(uri: str, tmp_path: Path) -> None:
+    _, model = registered(tmp_path, uri, "reference")
+    loaded = mlflow.pyfunc.load_model(MODEL)
+    expected = answer_of(model, tmp_path)
+    assert loaded.predict([PROMPT], MORE) == [expected]
+    assert loaded.predict(pandas.DataFrame({"prompt": [PROMPT] * 2}), MORE) == [expected] * 2
+    weights = [path for path in tmp_path.rglob("*.safetensors") if "artifacts" in path.parts]
+    assert weights == []
+
+
+def test_a_reference_to_other_weights_is_refused(uri: str, tmp_path: Path) -> None:
+    registered(tmp_path, uri, "reference")
+    path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
+    for change, error in (
+        ({"digest": "sha256:" + "0" * 64}, "has other weights"),
+        ({"run_id": "../other"}, "run_id"),
+        ({"version": -1}, "version"),
+    ):
+        fields = json.loads(path.read_text())
+        (tmp_path / "reference.json").write_text(json.dumps(fields | change))
+        with pytest.raises((ConfigError, CorruptError), match=error):
+            referenced_model._load_pyfunc(str(tmp_path))
+
+
+def test_a_base_model_that_mlflow_cannot_describe_is_registered_as_files(
+    uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small_run = SmallRun("loadable-files")
+    for policy in small_run.config.policies:
+        small_run.version(policy, 0, {"config.json": b"{}"})
+    with caplog.at_level(logging.WARNING, logger="tasks.tracking.loadable_models"):
+        Tracker(small_run.run, RUN_ID, small_run.config, uri).finish("completed")
+    assert "is registered as plain files, which MLflow cannot load" in caplog.text
+    solver, *_ = (path.parent for path in tmp_path.rglob("model.safetensors"))
+    assert sorted(path.name for path in solver.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_registered_version_has_the_accuracies_of_its_newest_evaluation(uri: str) -> None:
+    small_run = SmallRun("loadable-accuracy")
+    for policy in small_run.config.policies:
+        for version in (0, 1, 2):
+            small_run.version(policy, version, {"config.json": b"{}"} if not version else None)
+    small_run.evaluation(1, [1, 1], [1, 1])
+    small_run.evaluation(2, [0, 1, 0], [1, 1, 0])
+    Tracker(small_run.run, RUN_ID, small_run.config, uri).finish("completed")
+    client = mlflow.MlflowClient(uri, uri)
+    tags = client.get_model_version("astraflow-solver", "1").tags
+    assert tags["astraflow.accuracy.chained_addition.single_turn"] == "0.3333"
+    assert tags["astraflow.accuracy.chained_addition.actor_and_verify"] == "0.6667"

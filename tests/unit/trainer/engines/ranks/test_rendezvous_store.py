@@ -1,0 +1,157 @@
+"""The store of torch.distributed over entries of a round, with real processes."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from storage.coordination import rounds
+from storage.errors import ConflictError
+from storage.store.object_store import ObjectStore, open_store
+from tests.support.checkout import ROOT
+from tests.support.runs.lifetimes import lifetime_of
+from trainer.engines.ranks.rendezvous import ParentRendezvous, RankLostError, answer_child
+from trainer.engines.ranks.rendezvous_store import RendezvousStore
+from trainer.service.rendezvous import StoreRendezvous
+
+MEMBER = """
+import sys
+import torch
+import torch.distributed as dist
+from storage.coordination import rounds
+from storage.store.object_store import open_store
+from tests.support.runs.lifetimes import lifetime_of
+from trainer.engines.ranks.rendezvous_store import RendezvousStore
+from trainer.service.rendezvous import StoreRendezvous
+
+run, rank = open_store(sys.argv[1]), int(sys.argv[2])
+store = RendezvousStore(StoreRendezvous(lifetime_of(run, "trainer"), rounds.read_open(run, "solver")))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+other = dist.new_group([0, 1], backend="gloo")
+dist.all_reduce(total, group=other)
+dist.destroy_process_group()
+print(total.item())
+"""
+
+
+def store_of(run: ObjectStore) -> RendezvousStore:
+    opened = rounds.read_open(run, "solver") or rounds.open_next(run, "solver")
+    return RendezvousStore(StoreRendezvous(lifetime_of(run, "trainer"), opened))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "run"))
+
+
+def test_two_processes_form_groups_with_it(run: ObjectStore) -> None:
+    """TORCH_DIST_INIT_BARRIER: every group begins with a barrier of counters."""
+    rounds.open_next(run, "solver")
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DIST_INIT_BARRIER": "1"}
+    members = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEMBER, run.address, str(rank)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    assert [member.communicate()[0] for member in members] == ["6.0\n", "6.0\n"]
+
+
+def test_a_value_is_set_once_and_a_counter_is_a_sum(run: ObjectStore) -> None:
+    store, other = store_of(run), store_of(run)
+    assert not other.check(["0//a"])
+    store.set("0//a", b"\x00\xff")
+    store.set("text", "x")
+    assert (other.get("0//a"), other.get("text")) == (b"\x00\xff", b"x")
+    assert other.check(["0//a", "text"])
+    assert not other.check(["0//a", "b"])
+    with pytest.raises(ConflictError):
+        other.set("0//a", b"y")
+    assert store.add("count", 0) == 0
+    assert not store.check(["count"])
+    assert [store.add("count", 1), other.add("count", 5), store.add("count", 0)] == [1, 6, 6]
+    assert other.get("count") == b"6"
+    other.wait(["count", "text"], timedelta(0))
+
+
+def test_counters_of_several_threads_lose_nothing(run: ObjectStore) -> None:
+    store = store_of(run)
+    seen: list[int] = []
+
+    def count() -> None:
+        for _ in range(5):
+            seen.append(store.add("count", 1))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == list(range(1, 21))
+
+
+def test_a_value_that_nobody_sets_is_waited_for_as_long_as_told(run: ObjectStore) -> None:
+    store = store_of(run)
+    with pytest.raises(RankLostError, match="no other rank set 'a' within 0:00:00"):
+        store.wait(["a"], timedelta(seconds=0.1))
+
+
+def test_a_process_of_an_older_round_waits_for_nobody_and_sees_no_newer_value(
+    run: ObjectStore,
+) -> None:
+    old = store_of(run)
+    rounds.open_next(run, "solver")
+    store_of(run).set("a", b"of the newer round")
+    with pytest.raises(RankLostError, match="round 1 of the nodes of solver is over"):
+        old.get("a")
+
+
+class TestThroughTheParent:
+    @pytest.fixture
+    def child(self, run: ObjectStore) -> Iterator[RendezvousStore]:
+        opened = rounds.open_next(run, "solver")
+        parent = StoreRendezvous(lifetime_of(run, "trainer"), opened)
+        own, its = socket.socketpair()
+        thread = threading.Thread(target=answer_child, args=[own, parent], daemon=True)
+        thread.start()
+        with its:
+            yield RendezvousStore(ParentRendezvous(its))
+        thread.join()
+
+    def test_a_child_reads_and_writes_what_the_others_do(
+        self, run: ObjectStore, child: RendezvousStore
+    ) -> None:
+        other = store_of(run)
+        other.set("a", b"\x00")
+        assert child.get("a") == b"\x00"
+        child.set("b", b"\xff")
+        assert other.get("b") == b"\xff"
+        assert [child.add("count", 2), other.add("count", 2)] == [2, 4]
+        with pytest.raises(ConflictError):
+            child.set("a", b"")
+
+    def test_it_ends_its_waits_when_the_round_is_over(
+        self, run: ObjectStore, child: RendezvousStore
+    ) -> None:
+        rounds.open_next(run, "solver")
+        with pytest.raises(RankLostError, match="round 1 of the nodes of solver is over"):
+            child.get("never")
+
+    def test_other_errors_of_the_parent_are_the_childs(
+        self, run: ObjectStore, child: RendezvousStore
+    ) -> None:
+        with pytest.raises(RankLostError, match="at most 65,536 are told"):
+            child.set("large", bytes(rounds.VALUE_BYTES_MAX + 1))
+        assert not child.check(["large"])

@@ -1,0 +1,80 @@
+"""The store of torch.distributed over a rendezvous: how groups of processes are formed."""
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store  # torch.distributed has it without a type
+
+from storage.errors import ConflictError
+from trainer.engines.ranks.rendezvous import RankLostError, Rendezvous
+
+POLL_S, POLL_MAX_S = 0.02, 0.5
+"""First and longest pause between two polls for an entry; it doubles with each poll."""
+WAIT_MAX = timedelta(minutes=30)
+"""How long an entry is waited for where torch sets no limit."""
+
+
+class RendezvousStore(Store):
+    """The store by which torch.distributed forms groups, over the entries of a round.
+
+    A name is either set once, or a counter.
+    """
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        super().__init__()
+        self._rendezvous = rendezvous
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._rendezvous.create(key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        value = self._value(key)
+        assert value is not None, "values are never deleted while the round goes on"
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which is the sum of entries that are numbered without gaps."""
+        total, number = self._count(key)
+        while amount:
+            try:
+                self._rendezvous.create(_slot(key, number), b"%d" % amount)
+            except ConflictError:
+                total, number = self._count(key, number, total)
+                continue
+            return total + amount
+        return total
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(self._value(key) is not None for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta = WAIT_MAX) -> None:
+        end_s = time.monotonic() + timeout.total_seconds()
+        for key in keys:
+            pause_s = POLL_S
+            while self._value(key) is None:
+                if time.monotonic() > end_s:
+                    raise RankLostError(
+                        f"no other rank set {key!r} within {timeout}; a restarted trainer resumes "
+                        "from its checkpoint"
+                    )
+                self._rendezvous.pause(pause_s)
+                pause_s = min(2 * pause_s, POLL_MAX_S)
+
+    def _value(self, key: str) -> bytes | None:
+        value = self._rendezvous.read(key)
+        if value is not None:
+            return value
+        total, number = self._count(key)
+        return b"%d" % total if number else None
+
+    def _count(self, key: str, number: int = 0, total: int = 0) -> tuple[int, int]:
+        """Return the sum of the counter's entries and the number of the first absent one."""
+        while (value := self._rendezvous.read(_slot(key, number))) is not None:
+            total, number = total + int(value), number + 1
+        return total, number
+
+
+def _slot(key: str, number: int) -> str:
+    return f"{key}#{number}"
