@@ -8,9 +8,9 @@
 # torch is the exception: its wheels differ between PyPI (on Linux a CUDA build of several GB),
 # PyTorch's own indexes and mirrors, so it is installed by version, without hashes and without its
 # dependencies. Those are in locked.txt, and the ones of a CUDA build alone in cuda.txt. For the
-# small build without CUDA, name PyTorch's CPU index:
+# small build without CUDA, name PyTorch's index of builds for CPUs (its installation page has it):
 #
-#   make run TORCH_INDEX=https://download.pytorch.org/whl/cpu
+#   make run TORCH_INDEX=URL
 #
 # Only torch, and the packages that only its CUDA build needs, are installed from that index.
 

@@ -55,7 +55,7 @@ async def recurring(
     notify: Annotated[
         str | None,
         Field(
-            description="A notification block that is told how the night ended, such as "
+            description="A notification block for the outcome of the night, such as "
             "slack-webhook/on-call."
         ),
     ] = None,

@@ -2,8 +2,8 @@
 
     restart a dead supervisor    flow run Crashed ──▶ the same deployment, parameters and run id
     restart a dead night         flow run Crashed ──▶ the same deployment, parameters and night
-    tell about a failed run      flow run Failed  ──▶ the user's notification block
-    tell about an idle pool      pool not ready   ──▶ the user's notification block
+    notify of a failed run       flow run Failed  ──▶ the user's notification block
+    notify of an idle pool       pool not ready   ──▶ the user's notification block
 
 A process that was killed is reported as Crashed by its worker, or by the watchdog of its machine.
 An automation is ours by its whole name; others are never read or changed. One that the user has

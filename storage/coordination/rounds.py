@@ -5,8 +5,8 @@
     rounds/solver/00000003.json   opened by the next leader
 
 Rounds are created once and numbered without gaps, so a process of an older round finds out with one
-request that it is over. In a round, processes tell each other a few small values, each by an entry
-that is created once.
+request that it is over. In a round, processes exchange a few small values, each as an entry that is
+created once.
 """
 
 import hashlib
@@ -95,7 +95,9 @@ def write_entry(run: ObjectStore, of: Round, name: str, value: bytes) -> None:
         ValueError: the value is larger than VALUE_BYTES_MAX.
     """
     if len(value) > VALUE_BYTES_MAX:
-        raise ValueError(f"{name!r} has {len(value):,} bytes; at most {VALUE_BYTES_MAX:,} are told")
+        raise ValueError(
+            f"{name!r} has {len(value):,} bytes; at most {VALUE_BYTES_MAX:,} are allowed"
+        )
     entry = RoundEntry(name=name, value=value.hex())
     run.create(entry_key(of, name), seal(entry))
 

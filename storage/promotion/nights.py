@@ -4,7 +4,7 @@
                                 outcome.json  how it ended; a skipped night has no plan
 
 A night with a plan and without an outcome runs, or its process died: its heartbeat, in the same
-folder, tells which.
+folder, says which.
 """
 
 from collections.abc import Callable, Mapping

@@ -172,7 +172,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundEntry:
-    """What one process tells the others in a round. Example:
+    """A value that one process publishes to the others in a round. Example:
     `RoundEntry(name="node/1", value="")`.
     """
 

@@ -3,7 +3,7 @@
     supervisor's decisions ──┐
     versions, evaluations ───┴─▶ queue ──▶ Prefect        resource: astraflow.run.RUN
 
-The id of an event follows from what it tells: the event of a version has the same id whoever sends
+The id of an event follows from its content: the event of a version has the same id whoever sends
 it and however often, and Prefect stores it once.
 """
 

@@ -1,4 +1,4 @@
-"""What a run has used of each limit of its budget, and how people are told."""
+"""What a run has used of each limit of its budget, and how it is shown."""
 
 from collections.abc import Mapping
 

@@ -8,8 +8,8 @@ write each batch in a task that follows those of its shards.
         read, filter, advantages: orders 8–11 ──┴──▶ assemble batch 3 of solver
 
 A task costs the control plane some ten milliseconds of CPU (docs/benchmarks.md). Shards are
-therefore divided evenly over the CPUs, but not into tasks shorter than TASK_SECONDS_MIN, as far as
-the time of the shards before them tells. A task is given names only. A worker process opens the
+therefore divided evenly over the CPUs, but not into tasks shorter than TASK_SECONDS_MIN, by the
+measured time of the shards before them. A task is given names only. A worker process opens the
 store by its address, with the credentials of its own environment, and reads the run's stored
 configuration.
 """

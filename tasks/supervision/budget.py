@@ -2,7 +2,7 @@
 
     hours   the wall clock since `run.json` was created; it goes on when the clock is set back
     tokens  the newest order has the sampled tokens of all shards that the dataflow has ingested
-    cost    heartbeats tell how long each attempt was alive; the sum is kept in `usage.json`
+    cost    heartbeats say how long each attempt was alive; the sum is kept in `usage.json`
 
 A restarted supervisor continues from `usage.json`, so no number decreases.
 """

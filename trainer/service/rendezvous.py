@@ -32,7 +32,7 @@ class StoreRendezvous:
 
     def create(self, name: str, value: bytes) -> None:
         self._lifetime.retry(
-            "telling the other nodes an address",
+            "publishing an address to the other nodes",
             lambda: rounds.write_entry(self._lifetime.run, self.round, name, value),
         )
 

@@ -61,7 +61,7 @@ def deploy(
         str,
         typer.Option(
             envvar="ASTRAFLOW_NOTIFY",
-            help="A notification block that is told of failed runs and idle pools, such as "
+            help="A notification block for failed runs and idle pools, such as "
             "slack-webhook/on-call.",
         ),
     ] = "",

@@ -1,6 +1,6 @@
 """Calls of the leader to another node, and their replies, over the group of nodes.
 
-    leader.py ═ socket ═ call_node ──Gloo──▶ tell_node ═ socket ═ node.py
+    leader.py ═ socket ═ call_node ──Gloo──▶ calls_of_leader ═ socket ═ node.py
                              ◀──────reply──────
 
 At both ends a message is one of `messages.py`. Between them it is three tensors or more: the sizes

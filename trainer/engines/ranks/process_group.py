@@ -96,7 +96,7 @@ def join(own: Seat, store: Store | None) -> dist.ProcessGroup | None:
     Args:
         store: by which ranks of several nodes find each other.
 
-    Returns the group of the first ranks of all nodes, by which calls are told; None for one node.
+    Returns the group of the first ranks of all nodes, over which calls are sent; None for one node.
     """
     global _store
     _store = store

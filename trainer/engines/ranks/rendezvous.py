@@ -27,7 +27,7 @@ class Rendezvous(Protocol):
     """One round of the nodes of a trainer (`storage/coordination/rounds.py`)."""
 
     def create(self, name: str, value: bytes) -> None:
-        """Tell the others a value, once; ConflictError when the name has one."""
+        """Publish a value to the others, once; ConflictError when the name has one."""
 
     def read(self, name: str) -> bytes | None:
         """Return the value of a name; None while it has none."""
