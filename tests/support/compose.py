@@ -10,7 +10,7 @@ import yaml
 from tests.support.checkout import ROOT
 
 FOLDER = ROOT / "docker"
-VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)(?::\?[^}]*)?\}")
+VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)(?::[?-][^}]*)?\}")
 
 
 def new_env() -> dict[str, str]:

@@ -152,6 +152,6 @@ class TestThroughTheParent:
     def test_other_errors_of_the_parent_are_the_childs(
         self, run: ObjectStore, child: RendezvousStore
     ) -> None:
-        with pytest.raises(RankLostError, match="at most 65,536 are allowed"):
+        with pytest.raises(RankLostError, match="at most 65,536 are stored"):
             child.set("large", bytes(rounds.VALUE_BYTES_MAX + 1))
         assert not child.check(["large"])
