@@ -96,7 +96,7 @@ def write_entry(run: ObjectStore, of: Round, name: str, value: bytes) -> None:
     """
     if len(value) > VALUE_BYTES_MAX:
         raise ValueError(
-            f"{name!r} has {len(value):,} bytes; at most {VALUE_BYTES_MAX:,} are allowed"
+            f"{name!r} has {len(value):,} bytes; at most {VALUE_BYTES_MAX:,} are stored"
         )
     entry = RoundEntry(name=name, value=value.hex())
     run.create(entry_key(of, name), seal(entry))
