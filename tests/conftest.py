@@ -1,6 +1,7 @@
 """Fixtures of empty stores: in memory, in a folder, and on a local S3 server on a free port."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -34,6 +35,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
             return E2E if file.startswith(E2E) else file
 
     return ByFile(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _torch_as_it_was() -> Iterator[None]:
+    """Give torch its `linear` back, which DeepSpeed's ZeRO 3 replaces for the whole process, and
+    which torch cannot compile then.
+    """
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.nn.functional.linear = torch._C._nn.linear
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-import torch
 
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor
@@ -52,6 +51,12 @@ TWO_RANKS = {
             "deepspeed": DeepspeedConfig(stage=stage),
         }
         for stage in (1, 2, 3)
+    },
+    "torch on 2 nodes": {"nodes": 2},
+    "deepspeed stage 3 on 2 nodes": {
+        "engine": "deepspeed",
+        "nodes": 2,
+        "deepspeed": DeepspeedConfig(stage=3),
     },
 }
 
@@ -248,12 +253,8 @@ def test_an_adapter_on_two_ranks_is_that_of_one_process(publish: str) -> None:
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
 )
-def test_compiled_layers_on_two_ranks_train_as_uncompiled_ones_in_one_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_compiled_layers_on_two_ranks_train_as_uncompiled_ones_in_one_process() -> None:
     """Each rank has one block of three rows, so that it compiles one form of a layer."""
-    # An engine of DeepSpeed with ZeRO 3, which a test of this process may have built, replaces it.
-    monkeypatch.setattr(torch.nn.functional, "linear", torch._C._nn.linear)
     form = {"loss": PPO, "minibatches": 1, "micro_batch_tokens": 4096}
     alone, ranked = started(form), started({**form, "ranks": 2, "compile": True})
     before = alone.weights()

@@ -31,6 +31,7 @@ from storage import layout
 from tests.e2e.conftest import BIN, E2E_TIMEOUT_S, OURS, RECIPE, LocalStack, stack_in
 from tests.support import compose, postgres
 from tests.support.patience import until
+from tests.support.stacks import process_of, recorded_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
@@ -123,9 +124,7 @@ def here(servers: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> I
     with ExitStack() as stack:
         cluster = stack.enter_context(stack_in(Home(tmp_path_factory.mktemp("here")), servers))
         for name in ("watchdog", *(f"worker-{pool}" for pool in SERVED_ELSEWHERE)):
-            process = cluster.stack.process(name)
-            assert process is not None
-            processes.stop([process], 10.0)
+            processes.stop([process_of(cluster.stack, name)], 10.0)
         yield cluster
 
 
@@ -284,8 +283,7 @@ def test_up_with_the_server_of_others_starts_workers_alone_and_changes_nothing_t
         assert (
             "the work pool rollout is of type kubernetes: no worker of it is started" in up.stdout
         )
-        recorded = state.load(Home(Path(elsewhere["ASTRAFLOW_HOME"])))
-        assert recorded is not None
+        recorded = recorded_stack(Home(Path(elsewhere["ASTRAFLOW_HOME"])))
         started = [process.name for process in recorded.processes]
         assert started == ["worker-control", "worker-trainers", "watchdog"]
         assert (_pools(here), _deployments(here)) == (pools, registered)

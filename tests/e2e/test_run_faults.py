@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from deployments.registration import flow_runs
-from deployments.stack import state, up_down
+from deployments.stack import processes, state
 from deployments.stack.state import MLFLOW, SERVER
 from storage import layout
 from storage.coordination import heartbeats
@@ -22,6 +22,7 @@ from storage.records.control import Stop
 from storage.run import runs
 from storage.weights import manifests
 from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, LocalStack
+from tests.support.stacks import process_of, recorded_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
@@ -96,7 +97,8 @@ def test_a_run_ends_by_itself_although_its_supervisor_servers_and_a_worker_are_k
     assert json.loads(laptop.astraflow("status", "healed", "--json").stdout)["state"] == "completed"
     assert laptop.flow_runs("healed")["healed"] == ["Crashed", "Completed"]
     laptop.wait_until(lambda: laptop.flow_processes() == [])
-    assert up_down.running(laptop.home) is not None
+    stack = recorded_stack(laptop.home)
+    assert [each.name for each in stack.processes if not processes.is_alive(each)] == []
 
 
 def test_a_run_cancelled_in_prefect_is_resumed_also_after_its_supervisor_is_lost(
@@ -165,10 +167,7 @@ def _wait_for_version(laptop: LocalStack, run_id: str, version: int) -> None:
 
 def _kill_part(laptop: LocalStack, name: str) -> None:
     """Kill a process of the stack, and wait until another one runs in its place."""
-    stack = state.load(laptop.home)
-    assert stack is not None
-    victim = stack.process(name)
-    assert victim is not None
+    victim = process_of(recorded_stack(laptop.home), name)
     os.kill(victim.pid, signal.SIGKILL)
 
     def is_replaced() -> bool:

@@ -36,6 +36,7 @@ from deployments.stack.state import Stack
 from storage.errors import ConfigError
 from tasks.services.prefect_settings import settings_for
 from tests.e2e.conftest import E2E_TIMEOUT_S, wait_until
+from tests.support.stacks import process_of, recorded_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
@@ -218,10 +219,8 @@ def test_one_more_worker_serves_a_region_with_its_own_gpus(world: World) -> None
             assert f"belongs to another worker-rollout (process {started.pid})" in refused.stderr
         finally:
             started.terminate()
-        assert started.stdout is not None
-        assert started.stdout.readline() == (
-            f"{name} serves {world.stack.prefect_url}; Ctrl-C ends it\n"
-        )
+        output, _ = started.communicate()
+        assert output.startswith(f"{name} serves {world.stack.prefect_url}; Ctrl-C ends it\n")
 
 
 def defaults_of_pool(url: str, name: str = "rollout") -> dict[str, Any]:
@@ -319,12 +318,9 @@ def test_only_the_owner_may_read_the_home(world: World) -> None:
 
 def test_servers_listen_on_the_loopback_interface_only(world: World) -> None:
     for name in ("prefect-server", "mlflow"):
-        server = world.stack.process(name)
-        assert server is not None
+        server = psutil.Process(process_of(world.stack, name).pid)
         listened = [
-            item.laddr.ip
-            for item in psutil.Process(server.pid).net_connections()
-            if item.status == psutil.CONN_LISTEN
+            item.laddr.ip for item in server.net_connections() if item.status == psutil.CONN_LISTEN
         ]
         assert listened == ["127.0.0.1"]
 
@@ -344,8 +340,7 @@ def test_the_watchdog_starts_what_was_killed_with_the_same_ports_and_secrets(
     environment_before = _environment(world.stack, name)
     _kill(world, name)
     _wait(world, lambda: up_down.running(world.home) is not None)
-    healed = state.load(world.home)
-    assert healed is not None
+    healed = recorded_stack(world.home)
     assert _replaced(world, healed) == {name}
     assert replace(healed, processes=()) == replace(world.stack, processes=())
     for url in (world.stack.prefect_url, world.stack.mlflow_url):
@@ -458,16 +453,13 @@ def test_down_cancels_flow_runs_and_leaves_no_process(world: World) -> None:
 
 
 def _kill(world: World, name: str) -> None:
-    victim = world.stack.process(name)
-    assert victim is not None
+    victim = process_of(world.stack, name)
     os.kill(victim.pid, signal.SIGKILL)
     _wait(world, lambda: not processes.is_alive(victim))
 
 
 def _environment(stack: Stack, name: str) -> dict[str, str]:
-    process = stack.process(name)
-    assert process is not None
-    return psutil.Process(process.pid).environ()
+    return psutil.Process(process_of(stack, name).pid).environ()
 
 
 def _replaced(world: World, stack: Stack) -> set[str]:

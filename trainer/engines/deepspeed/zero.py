@@ -84,7 +84,7 @@ class Zero(OneProcess):
             parameter_groups(self.parameters.values(), config),
             **adamw_settings(config) | {"lr": 0.0},  # stage 3 takes a step while it starts
         )
-        _align_parameter_ids(device)
+        _align_ids(device)
         self._engine, self._zero, *_ = deepspeed.initialize(
             model=_Logprobs(self._model),
             optimizer=optimizer,
@@ -211,17 +211,20 @@ def _imported(device: str) -> Any:
     return deepspeed
 
 
-def _align_parameter_ids(device: torch.device) -> None:
-    """Let all ranks number the parameters from the same id.
+def _align_ids(device: torch.device) -> None:
+    """Let all ranks number modules and parameters from the same ids.
 
     Stage 3 compares the ids of the ranks, and a process counts on from those of its earlier
     engines: rank 0 may have trained with other ranks before.
     """
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
     from deepspeed.runtime.zero.partition_parameters import Init
 
-    newest = torch.tensor(Init.param_id, device=device)
+    # DeepSpeed counts modules in a list that is the default value of an argument.
+    (modules,) = DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__
+    newest = torch.tensor([modules[0], Init.param_id], device=device)
     torch.distributed.all_reduce(newest, torch.distributed.ReduceOp.MAX)
-    Init.param_id = int(newest)
+    modules[0], Init.param_id = newest.tolist()
 
 
 def _settings(config: TrainConfig) -> Json:
