@@ -18,7 +18,7 @@ from storage.coordination import heartbeats
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import backoff_s
 from storage.errors import ConfigError, CorruptError, TransientError
-from storage.records.control import Heartbeat, ServiceState, Stop, WaitReason
+from storage.records.control import PLANNED_ENDS, Heartbeat, ServiceState, Stop, WaitReason
 from storage.records.progress import SupervisorProgress
 from storage.run import runs
 from storage.store.object_store import ObjectStore
@@ -106,7 +106,7 @@ class Supervisor:
             clock=self.clock,
             poll_interval_s=self.config.supervise.poll_interval_s,
             leave_within_s=self.leave_within_s,
-            patient=stop.state in ("completed", "exhausted"),
+            patient=stop.state in PLANNED_ENDS,
         )
 
     async def poll(self) -> Stop | None:

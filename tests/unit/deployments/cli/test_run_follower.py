@@ -86,7 +86,7 @@ def test_following_ends_with_the_supervisors_flow_run(followed: Followed, termin
     assert "completed" in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
 
 
-@pytest.mark.parametrize("state", ["completed", "cancelled", "failed", "exhausted"])
+@pytest.mark.parametrize("state", ["completed", "cancelled", "failed", "exhausted", "suspended"])
 def test_a_run_has_ended_with_any_kind_of_end(followed: Followed, state: RunEnd) -> None:
     run = _create(followed.store)
     runs.request_stop(run, Stop(state, "over", 5.0))
