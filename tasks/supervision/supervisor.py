@@ -120,13 +120,15 @@ class Supervisor:
         try:
             stop = await asyncio.to_thread(runs.read_stop, self.run)
             if stop is not None:
+                self.over = stop
                 return stop
             if self.over is None:
                 reached = await self._poll_members()
                 self.over = self.over or reached  # a cancellation may have come meanwhile
             if self.over is None:
                 return None
-            return await asyncio.to_thread(runs.request_stop, self.run, self.over)
+            self.over = await asyncio.to_thread(runs.request_stop, self.run, self.over)
+            return self.over
         except TransientError as error:
             log.warning("the store does not answer: %s", error)
             return None

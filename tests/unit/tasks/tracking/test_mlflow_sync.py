@@ -188,9 +188,7 @@ def test_a_run_that_used_up_its_budget_is_finished_and_registers_its_newest_mode
     assert version.tags["astraflow.version"] == "2"
 
 
-@pytest.mark.parametrize(
-    ("state", "status"), [("cancelled", "KILLED"), ("suspended", "SCHEDULED")]
-)
+@pytest.mark.parametrize(("state", "status"), [("cancelled", "KILLED"), ("suspended", "SCHEDULED")])
 def test_a_run_that_was_stopped_registers_no_model(uri: str, state: str, status: str) -> None:
     small_run = trained(f"tracking-{state}")
     Tracker(small_run.run, RUN_ID, small_run.config, uri).finish(state)
