@@ -27,7 +27,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
     FlowRunFilterTags,
 )
-from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, Pause
 from prefect.states import Cancelled, Running, Suspended
@@ -88,7 +88,7 @@ def superseded() -> Pause:
     return Pause(state=Suspended(message="the flow run was resumed in another process"))
 
 
-async def suspend(run_id: str, reason: str) -> State[None]:
+async def suspend(run_id: str, reason: str) -> State[Any]:
     """End the process of a suspended run whose members have left; its flow run is Suspended.
 
     Returns the flow run's final state when it cannot be resumed in Prefect: when it has no
@@ -176,8 +176,8 @@ def last_mark(states: Sequence[State[Any]]) -> State[Any] | None:
     Suspending, Resuming or a final one; None without any.
     """
     for state in reversed(states):
-        is_final = state.type in TERMINAL_STATES
-        if is_final or state.type is StateType.PAUSED or state.name in (SUSPENDING, RESUMING):
+        decides = state.is_final() or state.type is StateType.PAUSED
+        if decides or state.name in (SUSPENDING, RESUMING):
             return state
     return None
 

@@ -94,7 +94,7 @@ def test_without_an_answer_of_prefect_nothing_is_noticed(prefect: FlowRunStates)
     assert not look(SuspensionWatch(())), "outside of flows"
 
 
-def suspend() -> State[None]:
+def suspend() -> State[Any]:
     return asyncio.run(suspension.suspend("tiny-1", REASON))
 
 
