@@ -175,11 +175,12 @@ def last_mark(states: Sequence[State[Any]]) -> State[Any] | None:
     """Return the newest state that decides whether the flow run's run goes on: Suspended,
     Suspending, Resuming or a final one; None without any.
     """
-    for state in reversed(states):
-        decides = state.is_final() or state.type is StateType.PAUSED
-        if decides or state.name in (SUSPENDING, RESUMING):
-            return state
-    return None
+    return next(filter(_decides, reversed(states)), None)
+
+
+def _decides(state: State[Any]) -> bool:
+    is_named = state.name in (SUSPENDING, RESUMING)
+    return is_named or state.type is StateType.PAUSED or state.is_final()
 
 
 async def retire_suspended(run_id: str) -> None:
