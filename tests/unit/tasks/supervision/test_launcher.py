@@ -144,8 +144,8 @@ def test_a_flow_run_that_has_not_started_is_cancelled_immediately(
     [
         (("Running",), True),
         (("Scheduled", "Running", "Cancelling"), True),
-        (("Scheduled", "Running", "Suspending"), True),
-        (("Scheduled", "Running", "Closing"), True),
+        (("Scheduled", *("Running" for _ in range(9)), "Suspending"), True),
+        (("Scheduled", *("Running" for _ in range(9)), "Closing"), True),
         (("Scheduled", "Running", "Suspended"), True),
         (("Scheduled", "Running", "Crashed"), False),
         (tuple("Running" for _ in range(9)), False),

@@ -258,6 +258,7 @@ def test_a_suspension_from_the_command_line_is_one_in_prefect_too(
     monkeypatch.setattr(Shutdown, "all_left", _left_after_another_suspension(prefect, own))
     stop = asyncio.run(lifecycle._supervise(world.supervisor))
     assert stop.reason == "by a command"
+    assert world.supervisor.over == stop
     assert prefect.names(own)[-1] == "Suspending"
 
 
