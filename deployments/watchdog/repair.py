@@ -22,6 +22,7 @@ from deployments.paths import Home, home
 from deployments.registration.client import connected
 from deployments.stack import readiness, startup, state
 from deployments.stack.state import WATCHDOG, Stack
+from deployments.watchdog.flow_watch import WORKER_GRACE_S
 from storage.errors import ConfigError
 
 TRY_AGAIN = 75
@@ -72,7 +73,8 @@ def start_again(home: Home, names: Sequence[str]) -> None:
 def report_ended(api_url: str, flow_runs: Iterable[UUID]) -> None:
     """Set flow runs that Prefect shows as active to Crashed; their processes have ended.
 
-    One that is being cancelled is set to Cancelled. One that is scheduled gets a new process.
+    One that is being cancelled is set to Cancelled. One that is scheduled, or was resumed and is
+    being started, gets a new process. Raises ConfigError when one must be looked at again.
     """
     from prefect.client.schemas.objects import StateType
     from prefect.exceptions import ObjectNotFound
@@ -85,15 +87,31 @@ def report_ended(api_url: str, flow_runs: Iterable[UUID]) -> None:
             return Cancelled(message="its process has ended")
         return None
 
+    starting: list[str] = []
     with connected(api_url) as client:
         for flow_run_id in flow_runs:
             try:
                 flow_run = client.read_flow_run(flow_run_id)
             except ObjectNotFound:
                 continue  # it was deleted
-            if (end := end_of(flow_run.state_type)) is not None:
+            if _is_starting_again(flow_run):
+                starting.append(flow_run.name)
+            elif (end := end_of(flow_run.state_type)) is not None:
                 client.set_flow_run_state(flow_run_id, end, force=True)
                 _say(f"flow run {flow_run.name} was reported as {end.name}")
+    if starting:
+        raise ConfigError(f"flow runs that are starting again: {', '.join(starting)}")
+
+
+def _is_starting_again(flow_run: Any) -> bool:
+    """Whether a worker is starting a new process for a flow run that had one before: a suspended
+    one that was resumed.
+    """
+    state = flow_run.state
+    if state is None or not state.is_pending() or flow_run.start_time is None:
+        return False
+    age_s: float = time.time() - state.timestamp.timestamp()
+    return age_s < WORKER_GRACE_S
 
 
 def _is_ours(stack: Stack) -> bool:
