@@ -139,7 +139,7 @@ def _shared_server_needs(
         parts,
         engine.devices,
         engine.sglang.memory_share or engine.device_share,
-        cache_token_bytes(engine, model),
+        0 if engine.sglang.memory_share is None else cache_token_bytes(engine, model),
     )
     yield MemoryNeed("a worker, host", HOST, 1, host)
 

@@ -355,8 +355,13 @@ def test_the_memory_of_a_shared_server_is_counted_once_and_its_division_shown() 
     *_, check, _host = memory_checks(config, sizes, {"cpu": 10**12, "cuda": 20 * 10**9})
     assert check.finding.startswith("about ")
     assert " on GPU 0 (weights 6.88 GB, adapters of solver " in check.finding
-    tokens = (20 * 10**9 - 6_882_299_904 - 2 * adapters) // 229_376
-    assert check.finding.endswith(f"of 20 GB; the KV cache has about {tokens:,} tokens")
+    assert check.finding.endswith("of 20 GB")  # its share is SGLang's own choice
+    half = load("multi_policy_tiny", SHARED | {"rollout.engine.sglang.memory_share": 0.5})
+    *_, check, _host = memory_checks(half, sizes, {"cpu": 10**12, "cuda": 20 * 10**9})
+    tokens = (10**10 - 6_882_299_904 - 2 * adapters) // 229_376
+    assert check.finding.endswith(
+        f"of 10 GB, 50% of 20 GB; the KV cache has about {tokens:,} tokens"
+    )
     *_, check, _host = memory_checks(config, sizes, {"cpu": 10**12, "cuda": 7 * 10**9})
     assert (check.verdict, check.name) == ("fail", f"memory {server.member}")
 
