@@ -118,10 +118,13 @@ class Slow:
     def __init__(self, peer: Peer, finish: str | None = "length") -> None:
         self._peer, self._finish = peer, finish
         self.asked, self.go_on = threading.Event(), threading.Event()
+        self.waited = threading.Event()
 
     def __call__(self, body: Json) -> Reply | None:
         self.asked.set()
-        assert self.go_on.wait(60)
+        released = self.go_on.wait(60)
+        self.waited.set()
+        assert released
         return (200, counted(body, self._peer.label, self._finish)) if self._finish else None
 
     async def until_asked(self) -> None:
@@ -338,6 +341,7 @@ async def test_a_request_that_a_server_does_not_abort_ends_with_its_engine(
     await slow.until_asked()
     await solver.close()
     assert (await running).finish_reason == "abort"
+    assert not slow.waited.is_set()
     assert spans(await verifier.generate([1, 2], THREE)) == [(0, 0, 3)]
     slow.go_on.set()
 
