@@ -82,7 +82,8 @@ $(SGLANG)/.installed: requirements/sglang.txt requirements/torch.txt
 
 test-engines: $(INSTALLED) $(SGLANG)/.installed
 	ASTRAFLOW_TEST_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python \
-		$(BIN)/python -m pytest tests/contract/test_rollout_engine.py tests/contract/test_sglang_server.py $(ARGS)
+		$(BIN)/python -m pytest tests/contract/test_rollout_engine.py tests/contract/test_sglang_server.py \
+		tests/contract/test_sglang_adapters.py $(ARGS)
 
 # The packages that build the site have an environment of their own.
 .venv-docs/.installed: requirements/docs.txt

@@ -162,6 +162,12 @@ class SglangConfig(Frozen):
     """
     server_args: tuple[ServerArg, ...] = ()
     """Further arguments of `sglang.launch_server`: `[--attention-backend, fa3]`."""
+    shared: bool = False
+    """One server, or the set of `urls`, for all policies of a worker: they have one base model and
+    publish adapters (`train.adapter.publish: adapter`), and each request names the one of its
+    policy. Needs `adapter_rank`. The server decodes `max_concurrent` sequences for each policy.
+    false: a server for each policy.
+    """
     urls: tuple[ServerUrl, ...] = ()
     """Servers that run already on the worker's machine (`http://127.0.0.1:30000`), for this worker
     alone. Their API key is in the environment variable ASTRAFLOW_SGLANG_API_KEY. Empty: the worker

@@ -6,8 +6,17 @@ tensors of one operation.
 Importing this module does not import torch.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from rollout.config import EngineConfig, RolloutConfig
 from storage.formats.model_sizes import ModelSizes
+
+SLOTS_PER_POLICY = 8
+"""Adapters of one policy by which a server computes answers at once; no adapter counts as one."""
+SLOTS_FLAG = "--max-loras-per-batch"
+DIVIDED_INPUTS = ("o_proj", "down_proj")
+"""Linear layers whose inputs are divided over the devices of a server; of others, the outputs."""
 
 
 def rollout_bytes(config: EngineConfig, model: ModelSizes) -> dict[str, int]:
@@ -19,11 +28,12 @@ def rollout_bytes(config: EngineConfig, model: ModelSizes) -> dict[str, int]:
     as its share of the device allows, and lets further sequences wait: one sequence must fit.
     """
     if config.name == "sglang":
-        devices = config.sglang.tensor_parallel
-        return {
-            "weights": _bits(config) * model.parameters // devices,
+        parts = {
+            "weights": _bits(config) * model.parameters // config.sglang.tensor_parallel,
+            "adapters": adapter_bytes(config, model),
             "KV cache": cache_token_bytes(config, model) * config.max_tokens,
         }
+        return {part: num_bytes for part, num_bytes in parts.items() if num_bytes}
     layers = _bits(config) * (model.parameters - model.embeddings)
     head = _bits(config) * model.vocab * model.hidden
     return {
@@ -31,6 +41,41 @@ def rollout_bytes(config: EngineConfig, model: ModelSizes) -> dict[str, int]:
         "next weights": _bits(config) * model.parameters + layers + head,
         "KV cache": cache_token_bytes(config, model) * config.max_concurrent * config.max_tokens,
     }
+
+
+def shared_server_bytes(
+    config: EngineConfig, model: ModelSizes, policies: Sequence[str]
+) -> dict[str, int]:
+    """Return the bytes of each part of a server that several policies share, on one device."""
+    parts = rollout_bytes(config, model)
+    each = adapter_bytes(config, model, len(policies)) // len(policies)
+    adapters = {f"adapters of {policy}": each for policy in policies}
+    return {"weights": parts["weights"], **adapters, "KV cache": parts["KV cache"]}
+
+
+def adapter_bytes(config: EngineConfig, model: ModelSizes, num_policies: int = 1) -> int:
+    """Return the bytes of a server's slots for adapters, on one device: A and B of the largest rank
+    for all linear layers.
+    """
+    devices = config.sglang.tensor_parallel
+    elements = 0
+    for name, (inputs, outputs) in model.linear_layers().items():
+        if name in DIVIDED_INPUTS:
+            elements += inputs // devices + outputs
+        else:
+            elements += inputs + outputs // devices
+    slot = config.sglang.adapter_rank * model.layers * elements
+    return adapter_slots(config, num_policies) * _bits(config) * slot
+
+
+def adapter_slots(config: EngineConfig, num_policies: int) -> int:
+    """Return the number of adapters by which a server computes answers at once."""
+    slots = num_policies * SLOTS_PER_POLICY
+    args = " ".join(config.sglang.server_args).replace("=", " ").split()
+    for flag, value in pairwise(args):
+        if flag.replace("_", "-") == SLOTS_FLAG and value.isdecimal():
+            slots = int(value)
+    return slots
 
 
 def rollout_host_bytes(config: RolloutConfig, published_bytes: int) -> dict[str, int]:

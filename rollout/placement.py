@@ -21,7 +21,8 @@ def placed(config: EngineConfig, policies: Sequence[str]) -> dict[str, EngineCon
     that of its own server.
 
     Example: `devices: [0, 1]` for `solver` and `verifier` gives (0,) and (1,); `devices: [0]` gives
-    (0,) to both, and two SGLang servers there 0.425 of its memory each.
+    (0,) to both, and two SGLang servers there 0.425 of its memory each. With `sglang.shared` both
+    have the devices and the share of their one server.
     """
     size = group_size(config)
     first = config.devices or tuple(range(size))
@@ -30,7 +31,7 @@ def placed(config: EngineConfig, policies: Sequence[str]) -> dict[str, EngineCon
         groups = [config.devices[at : at + size] for at in range(0, len(config.devices), size)]
     sglang = config.sglang
     if config.name == "sglang" and groups:
-        share = server_share(config, groups.count(groups[0]))
+        share = server_share(config, 1 if sglang.shared else groups.count(groups[0]))
         sglang = sglang.model_copy(update={"memory_share": share})
     return {
         policy: config.model_copy(

@@ -11,10 +11,13 @@ import numpy as np
 
 from rollout.config import SamplingConfig
 from rollout.service.agent_pool import AgentPool, make_agent_pool
+from storage.coordination.system_threads import in_system_thread
+from storage.formats.adapters import is_adapter
+from storage.formats.safetensors import weights_digest
 from storage.records.rollouts import Episode
 from storage.records.types import Float32
 from storage.store.object_store import ObjectStore
-from storage.weights import reader
+from storage.weights import manifests, reader
 from tasks.recipes.placement import evaluation_engine
 from tasks.recipes.run_config import EvaluationConfig, RunConfig
 
@@ -36,7 +39,8 @@ async def pool_with(
 ) -> AsyncIterator[AgentPool]:
     """Open a pool of agents that have these versions loaded, and close it after the block.
 
-    The workflow, the engines and the reward are those of `config`.
+    The workflow, the engines and the reward are those of `config`; versions of several base models
+    do not share a server.
 
     Raises:
         ConfigError: the workflow, the reward, an engine or a tokenizer cannot work.
@@ -48,7 +52,11 @@ async def pool_with(
         run, _ = versions[policy]
         return reader.fetch_files(run, policy)
 
-    rollout = config.rollout.model_copy(update={"engine": evaluation_engine(config)})
+    engine = evaluation_engine(config)
+    if engine.sglang.shared and not await in_system_thread(_have_one_base, versions):
+        own = engine.sglang.model_copy(update={"shared": False})
+        engine = engine.model_copy(update={"sglang": own})
+    rollout = config.rollout.model_copy(update={"engine": engine})
     pool = make_agent_pool(fetch_files, rollout, sampling_of(config, evaluation))
     try:
         for policy in pool.engines:
@@ -57,6 +65,20 @@ async def pool_with(
         yield pool
     finally:
         await pool.close()
+
+
+def _have_one_base(versions: Versions) -> bool:
+    """Return whether the versions differ in their adapters only."""
+    manifests_of = [
+        manifests.read_manifest(run, policy, version) for policy, (run, version) in versions.items()
+    ]
+    bases = {
+        weights_digest(
+            {name: info for name, info in manifest.tensors.items() if not is_adapter(name)}
+        )
+        for manifest in manifests_of
+    }
+    return len(bases) == 1
 
 
 def results(episodes: Sequence[Episode], metric: str) -> Float32:

@@ -56,18 +56,9 @@ class Lora(Frozen):
 
         Targets with other names than those of Llama and Qwen models are not counted.
         """
-        hidden, keys = model.hidden, model.kv_elements // 2
-        sizes = {
-            "q_proj": hidden + model.query_elements,
-            "k_proj": hidden + keys,
-            "v_proj": hidden + keys,
-            "o_proj": model.query_elements + hidden,
-            "gate_proj": hidden + model.intermediate,
-            "up_proj": hidden + model.intermediate,
-            "down_proj": model.intermediate + hidden,
-        }
+        sizes = model.linear_layers()
         adapted = sizes.keys() if self.targets is None else sizes.keys() & set(self.targets)
-        return model.layers * self.rank * sum(sizes[name] for name in adapted)
+        return model.layers * self.rank * sum(sum(sizes[name]) for name in adapted)
 
 
 AdapterConfig: TypeAlias = Annotated[

@@ -147,6 +147,17 @@ class AdapterEngine(Protocol):
         """
 
 
+@runtime_checkable
+class SharingEngine(Protocol):
+    """The optional part of an engine whose servers can serve several policies at once."""
+
+    def another(self, model_config: Json) -> Engine:
+        """Return an engine of another policy, with the same settings, that uses the same servers.
+
+        ConfigError for another model. The servers end when all their engines were closed.
+        """
+
+
 class ContextFullError(ConfigError):
     """The longest context has no space for an answer to the tokens of a request."""
 
@@ -183,6 +194,13 @@ ENGINE = PluginKind(
 )
 
 
-def make_engine(config: EngineConfig, model_config: Json) -> Engine:
-    """Build the engine that `config.name` names; `model_config` is the model's `config.json`."""
+def make_engine(config: EngineConfig, model_config: Json, beside: Engine | None = None) -> Engine:
+    """Build the engine that `config.name` names.
+
+    Args:
+        model_config: the model's `config.json`.
+        beside: engine of another policy of the worker, whose servers it uses with `sglang.shared`.
+    """
+    if config.sglang.shared and isinstance(beside, SharingEngine):
+        return beside.another(model_config)
     return resolve(config.name, ENGINES, ENGINE, "rollout.engine.name")(config, model_config)

@@ -187,7 +187,8 @@ def make_agent_pool(
         if content not in chats:
             # Policies with equal files share one chat, and may continue each other's contexts.
             chats[content] = load_chat(files)
-        engine = _engine(engine_of[policy], policy, files)
+        beside = next((player.engine for player in players.values()), None)
+        engine = _engine(engine_of[policy], policy, files, beside)
         players[policy] = Player(policy, engine, chats[content], sampling[policy])
     return AgentPool(
         workflow,
@@ -199,11 +200,12 @@ def make_agent_pool(
     )
 
 
-def _engine(config: EngineConfig, policy: str, files: Mapping[str, bytes]) -> Engine:
+def _engine(
+    config: EngineConfig, policy: str, files: Mapping[str, bytes], beside: Engine | None
+) -> Engine:
     if "config.json" not in files:
         raise ConfigError(
             f"the base model of policy {policy} has no config.json, so no engine can be made for it"
         )
-    return make_engine(
-        config, parse(files["config.json"], f"config.json of the base model of {policy}")
-    )
+    model_config = parse(files["config.json"], f"config.json of the base model of {policy}")
+    return make_engine(config, model_config, beside)

@@ -64,6 +64,21 @@ class ModelSizes:
             kv_elements=2 * kv_heads * head_dim,
         )
 
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """Return the inputs and outputs of the linear layers of a block, by the last part of their
+        names.
+        """
+        hidden, keys = self.hidden, self.kv_elements // 2
+        return {
+            "q_proj": (hidden, self.query_elements),
+            "k_proj": (hidden, keys),
+            "v_proj": (hidden, keys),
+            "o_proj": (self.query_elements, hidden),
+            "gate_proj": (hidden, self.intermediate),
+            "up_proj": (hidden, self.intermediate),
+            "down_proj": (self.intermediate, hidden),
+        }
+
 
 def _size(config: Json, key: str, otherwise: int | None = None) -> int:
     """Return a size of the model; `otherwise` where the key is absent or null."""

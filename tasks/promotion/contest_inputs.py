@@ -30,7 +30,7 @@ NO_EFFECT: Mapping[str, Any] = {
     "device_share": True,
     "threads": True,
     "max_concurrent": True,
-    "sglang": {"python", "urls", "memory_share", "check_every"},
+    "sglang": {"python", "urls", "memory_share", "check_every", "shared"},
 }
 """Settings of engines that say where and how fast episodes are played, not how they end."""
 

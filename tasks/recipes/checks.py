@@ -51,9 +51,8 @@ def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
     `written` is the same configuration as plain data, without the defaults.
     """
     checks = (
-        _names, _roles, _rewards, _engines, _sglang_urls, _served_adapters, _trained_by,
-        _algorithms, _groups, _sampling, _prompts, _gate, _models, _mirrors, _times,
-        _placement_and_prices,
+        _names, _roles, _rewards, _engines, _trained_by, _algorithms, _groups, _sampling, _prompts,
+        _gate, _models, _mirrors, _times, _placement_and_prices,
     )  # fmt: skip
     without_effect = [Problem(path, why) for path, why in schema.without_effect(written).items()]
     return [*without_effect, *(problem for check in checks for problem in check(config))]
@@ -183,43 +182,6 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
                 (*path[:-1], "device"),
                 f"{device!r} is not the name of a device; use cpu, cuda, or a number with it as in "
                 "cuda:1",
-            )
-
-
-def _sglang_urls(config: RunConfig) -> Iterator[Problem]:
-    """A server by URL serves one engine: of one policy, in one worker or the evaluation."""
-    engines = sum(region.workers for region in config.rollout.regions.values())
-    engines = engines * len(config.policies) + len(config.policies) * bool(config.evaluation)
-    if config.rollout.engine.sglang.urls and engines > 1:
-        yield Problem(
-            ("rollout", "engine", "sglang", "urls"),
-            f"would serve {engines} engines (one for each policy of each worker and of the "
-            "evaluation), and a server serves one; remove urls, so that each engine starts its own",
-        )
-
-
-def _served_adapters(config: RunConfig) -> Iterator[Problem]:
-    """Servers that apply adapters have room for those of all policies, and there is one."""
-    room = config.rollout.engine.sglang.adapter_rank
-    if not room:
-        return
-    ranks = {
-        name: adapter.rank
-        for name, policy in config.policies.items()
-        if (adapter := policy.train.adapter.stored())
-    }
-    if not ranks:
-        yield Problem(
-            ("rollout", "engine", "sglang", "adapter_rank"),
-            "has no effect: no policy publishes adapters; set train.adapter.publish: adapter, or "
-            "leave adapter_rank out",
-        )
-    for name, rank in ranks.items():
-        if rank > room:
-            yield Problem(
-                ("policies", name, "train", "adapter", "rank"),
-                f"{rank} is above rollout.engine.sglang.adapter_rank {room}, for which the servers "
-                "have room; raise that",
             )
 
 

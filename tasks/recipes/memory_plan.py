@@ -4,7 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rollout.config import EngineConfig
-from rollout.memory import cache_token_bytes, rollout_bytes, rollout_host_bytes
+from rollout.memory import (
+    cache_token_bytes,
+    rollout_bytes,
+    rollout_host_bytes,
+    shared_server_bytes,
+)
 from rollout.placement import group_size, placed
 from storage.formats.model_sizes import ModelSizes
 from tasks.recipes.run_config import RunConfig
@@ -76,6 +81,9 @@ def _worker_needs(config: RunConfig, sizes: Mapping[str, ModelSizes]) -> Iterato
         {policy: rollout_host_bytes(config.rollout, each) for policy, each in published.items()}
     )
     engines = placed(engine, tuple(config.policies))
+    if engine.sglang.shared:
+        yield from _shared_server_needs(engines, sizes, host)
+        return
     needs = {policy: rollout_bytes(own, sizes[policy]) for policy, own in engines.items()}
     if engine.device == HOST:
         yield MemoryNeed("a worker", HOST, 1, _by_policy(needs) | host)
@@ -109,6 +117,31 @@ def _server_need(
         engine.sglang.memory_share or engine.device_share,
         cache_token_bytes(engine, model),
     )
+
+
+def _shared_server_needs(
+    engines: Mapping[str, EngineConfig], sizes: Mapping[str, ModelSizes], host: Mapping[str, int]
+) -> Iterator[MemoryNeed]:
+    """Yield the needs of a worker whose policies share a server, which has their base once."""
+    policies = tuple(engines)
+    engine, model = engines[policies[0]], sizes[policies[0]]
+    for_servers = [f"version for the server of {policy}" for policy in policies]
+    base = {"base for the server": max(host[part] for part in for_servers)}
+    host = {part: num for part, num in host.items() if part not in for_servers} | base
+    parts = shared_server_bytes(engine, model, policies)
+    if engine.device == HOST:
+        yield MemoryNeed("a worker", HOST, 1, parts | host)
+        return
+    yield MemoryNeed(
+        f"a worker, server of {' and '.join(policies)}",
+        engine.device,
+        group_size(engine),
+        parts,
+        engine.devices,
+        engine.sglang.memory_share or engine.device_share,
+        0 if engine.sglang.memory_share is None else cache_token_bytes(engine, model),
+    )
+    yield MemoryNeed("a worker, host", HOST, 1, host)
 
 
 def _by_policy(needs: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Which member of a run uses which GPU of its machine, and how much of it.
+"""Which member of a run uses which GPU of its machine, and how much of it; whom servers serve.
 
 GPUs are counted among those that CUDA_VISIBLE_DEVICES leaves to the pool's worker that starts the
 member. Members on one machine may so have the same numbers and different GPUs.
@@ -23,6 +23,7 @@ class Placed:
 
     member: str
     policy: str
+    """All of them for a shared server: `solver and verifier`."""
     gpus: tuple[int, ...]
     member_share: float
     """Share of each of these GPUs that all engines of the member may use."""
@@ -50,7 +51,10 @@ def placement(config: RunConfig) -> tuple[Placed, ...]:
     if config.evaluation is not None:
         members["the evaluation"] = evaluation_engine(config)
     for member, engine in members.items():
-        for policy, own in placed(engine, tuple(config.policies)).items():
+        by_policy = placed(engine, tuple(config.policies))
+        if engine.sglang.shared and by_policy:
+            by_policy = {" and ".join(by_policy): next(iter(by_policy.values()))}
+        for policy, own in by_policy.items():
             share = own.sglang.memory_share if own.name == "sglang" else None
             gpus = engine_gpus(own)
             engines.append(Placed(member, policy, gpus, engine.device_share, share))
@@ -79,7 +83,9 @@ def overfull(engines: tuple[Placed, ...]) -> dict[int, str]:
 
 
 def faults(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
-    """Yield what is wrong with `rollout.engine.devices` and its shares, and where."""
+    """Yield what is wrong with the devices, the shares and the servers of engines, and where."""
+    for check in (_servers_by_url, _served_adapters, _shared_server):
+        yield from check(config)
     engine = config.rollout.engine
     at: KeyPath = ("rollout", "engine")
     if engine.devices:
@@ -98,8 +104,11 @@ def _number_of_gpus(
     path: KeyPath, gpus: tuple[int, ...], config: RunConfig
 ) -> Iterator[tuple[KeyPath, str]]:
     size, policies = group_size(config.rollout.engine), len(config.policies)
+    if config.rollout.engine.sglang.shared:
+        policies = 1
     if len(gpus) not in (size, size * policies):
-        wanted = f"{size * policies}, {size} for each policy"
+        whose = "the shared server" if config.rollout.engine.sglang.shared else "each policy"
+        wanted = f"{size * policies}, {size} for {whose}"
         if policies > 1:
             wanted += f", or {size}, which all policies share"
         yield path, f"names {len(gpus)} GPUs; name {wanted}"
@@ -121,3 +130,76 @@ def _shares(path: KeyPath, config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
                 "it, leave it out, or name more GPUs in devices",
             )
             return
+
+
+def _servers_by_url(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """A server by URL serves one engine: of one policy, in one worker or the evaluation; or all
+    policies of that worker.
+    """
+    sglang = config.rollout.engine.sglang
+    members = sum(region.workers for region in config.rollout.regions.values())
+    members += bool(config.evaluation)
+    engines = members if sglang.shared else members * len(config.policies)
+    if sglang.urls and engines > 1:
+        each = "each worker and the" if sglang.shared else "each policy of each worker and of the"
+        yield (
+            ("rollout", "engine", "sglang", "urls"),
+            f"would serve {engines} engines (one for {each} evaluation), and a server serves one; "
+            "remove urls, so that each engine starts its own",
+        )
+
+
+def _served_adapters(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Servers that apply adapters have room for those of all policies, and there is one."""
+    room = config.rollout.engine.sglang.adapter_rank
+    if not room:
+        return
+    ranks = {
+        name: adapter.rank
+        for name, policy in config.policies.items()
+        if (adapter := policy.train.adapter.stored())
+    }
+    if not ranks:
+        yield (
+            ("rollout", "engine", "sglang", "adapter_rank"),
+            "has no effect: no policy publishes adapters; set train.adapter.publish: adapter, or "
+            "leave adapter_rank out",
+        )
+    for name, rank in ranks.items():
+        if rank > room:
+            yield (
+                ("policies", name, "train", "adapter", "rank"),
+                f"{rank} is above rollout.engine.sglang.adapter_rank {room}, for which the servers "
+                "have room; raise that",
+            )
+
+
+def _shared_server(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Policies share a server if it has one base model, and an adapter of each policy."""
+    sglang = config.rollout.engine.sglang
+    if not sglang.shared:
+        return
+    at: KeyPath = ("rollout", "engine", "sglang", "shared")
+    if len(config.policies) == 1:
+        yield (at, "has no effect: there is one policy, and a worker has one server for it")
+    if not sglang.adapter_rank:
+        yield (
+            at,
+            "needs rollout.engine.sglang.adapter_rank: the policies' adapters are all that differs "
+            "in the server; set it to the largest rank of train.adapter",
+        )
+    first = next(iter(config.policies))
+    for name, policy in config.policies.items():
+        if policy.train.adapter.stored() is None:
+            yield (
+                ("policies", name, "train", "adapter"),
+                "publishes no adapter, and with rollout.engine.sglang.shared one server serves all "
+                "policies, by their adapters; set {name: lora, publish: adapter}, or leave shared "
+                "out",
+            )
+        if policy.model != config.policies[first].model:
+            yield (
+                ("policies", name, "model"),
+                f"is not that of {first}, and with rollout.engine.sglang.shared one server serves "
+                "both, with one base model; use the same, or leave shared out",
+            )

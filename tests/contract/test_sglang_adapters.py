@@ -1,10 +1,11 @@
-"""Adapters that a real SGLang server applies itself: `make test-engines`."""
+"""Adapters that a real SGLang server applies itself, of one policy and of two: `make test-engines`."""
 
 import asyncio
 import os
 import signal
 
 import numpy as np
+import psutil
 import pytest
 
 from rollout.config import EngineConfig, SglangConfig
@@ -101,3 +102,59 @@ async def test_a_server_applies_the_adapter_of_each_version() -> None:
             assert errors(answer, versions[3]) < 1e-4
     finally:
         await engine.close()
+
+
+async def test_two_policies_share_a_server_with_an_adapter_each() -> None:
+    """The requests of both are computed in one batch; each has the weights of its own policy."""
+    base = host_tensors(random_model(MODEL))
+    own = {seed: adapted(base, seed) for seed in (1, 2, 3)}
+    others = {seed: adapted(host_tensors(random_model(MODEL)), seed) for seed in (11, 12)}
+    sglang = SglangConfig(python=SGLANG_PYTHON, memory_share=0.5, adapter_rank=8, shared=True)
+    config = EngineConfig(name="sglang", max_concurrent=8, max_tokens=1024, sglang=sglang)
+    solver = SglangRolloutEngine(config, MODEL)
+    verifier = solver.another(MODEL)
+    try:
+        await solver.load(0, base)
+        await verifier.load_adapter(11, FORM, others[11])
+        both = solver.generate(PROMPT, SHORT), verifier.generate(PROMPT, SHORT)
+        plain, judged = await asyncio.gather(*both)
+        assert (spans_of(plain), spans_of(judged)) == ([(0, 0, 20)], [(11, 0, 20)])
+        assert errors(plain, base) < 1e-4
+        assert errors(judged, others[11]) < 1e-4
+        assert errors(judged, base) > 0.1
+
+        long = asyncio.ensure_future(verifier.generate(PROMPT, LONG))
+        for version in (1, 2):
+            await solver.load_adapter(version, FORM, own[version])
+            answer = await solver.generate(PROMPT, SHORT)
+            assert spans_of(answer) == [(version, 0, 20)]
+            assert errors(answer, own[version]) < 1e-4
+        assert not long.done()
+        assert spans_of(answer := await long) == [(11, 0, 600)]
+        assert errors(answer, others[11]) < 1e-4
+
+        await verifier.load_adapter(12, FORM, others[12])
+        (pid,) = solver.server_pids()
+        assert verifier.server_pids() == [pid]
+        running = [
+            asyncio.ensure_future(engine.generate(PROMPT, LONG)) for engine in (solver, verifier)
+        ]
+        os.kill(pid, signal.SIGKILL)
+        for answer, version, tensors in zip(
+            await asyncio.gather(*running), (2, 12), (own[2], others[12]), strict=True
+        ):
+            assert spans_of(answer) == [(version, 0, 600)]
+            assert errors(answer, tensors) < 1e-4
+
+        (pid,) = solver.server_pids()
+        await solver.close()
+        await verifier.load_adapter(13, FORM, others[11])
+        answer = await verifier.generate(PROMPT, SHORT)
+        assert spans_of(answer) == [(13, 0, 20)]
+        assert errors(answer, others[11]) < 1e-4
+        assert verifier.server_pids() == [pid]
+        await verifier.close()
+        assert not psutil.pid_exists(pid)
+    finally:
+        await solver.close()
+        await verifier.close()

@@ -153,10 +153,11 @@ def _is_host(need: MemoryNeed) -> bool:
 
 
 def _cache(need: MemoryNeed, usable: int) -> str:
-    """Return how many tokens a KV cache has that takes what the weights leave."""
+    """Return how many tokens a KV cache has that takes what weights and adapters leave."""
     if not need.cache_token_bytes:
         return ""
-    tokens = (usable - need.parts["weights"]) // need.cache_token_bytes
+    others = need.num_bytes - need.parts["KV cache"]
+    tokens = (usable - others) // need.cache_token_bytes
     return f"; the KV cache has about {tokens:,} tokens"
 
 

@@ -4,6 +4,7 @@
                        ──▶ A, B, as the adapter `3f9c21aa-7.1`: requests name it
 
 A running request keeps the adapter with which it began, and so does each of its tokens its version.
+Policies that share a server have adapters of their own there; a version without one is W alone.
 """
 
 import json
@@ -26,16 +27,16 @@ PEFT_PREFIX = "base_model.model."
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """An adapter in a server."""
+    """An adapter in a server, or the weights of the server alone."""
 
     name: str
-    """In requests to that server."""
+    """In requests to that server; empty: they name no adapter."""
     version: int
 
 
 @dataclass(eq=False)
 class Running:
-    """The adapters in one server, and how many requests name each."""
+    """The adapters of one policy in one server, and how many requests name each."""
 
     newest: Served | None = None
     """The one that the next request names."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rollout.engines.engine import EngineFailedError, SamplingParams
-from rollout.engines.sglang.adapters import Running, Served, adapter_folder, split
+from rollout.engines.sglang.adapters import Running, Served, adapter_folder
 from rollout.engines.sglang.answers import has_spans, request_body, version_label
 from rollout.engines.sglang.server_api import (
     CONTROL_TIMEOUT_S,
@@ -16,10 +16,11 @@ from rollout.engines.sglang.server_api import (
     ServerRefusedError,
 )
 from rollout.engines.sglang.server_process import ServerProcess
+from rollout.engines.sglang.wanted import PolicyAdapter, Wanted
 from rollout.engines.sglang.weights_folder import weights_folder
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
-from storage.records.weights import HostTensor, StoredAdapter
+from storage.records.weights import HostTensor
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +44,17 @@ Start = Callable[[], tuple[ServerApi, ServerProcess | None]]
 
 @dataclass(eq=False)
 class Server:
-    """One server. Its weights are changed by one task at a time, which the engine owns."""
+    """One server. Its weights are changed by one task at a time, which the group owns."""
 
     start: Start
-    engine_id: str
+    group_id: str
+    """Part of its names of versions: shows whether another client loaded weights."""
     kv_cache: str
     check_every: int
     """Every so many versions, some tensors are compared; 0: none ever."""
     vocab: int
     running: int = 0
     """Requests without an answer."""
-    idle: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while no request runs."""
     answers: int = 0
     loads: int = 0
     """Times that it got all tensors. A request that saw an older number is simply asked again."""
@@ -74,44 +74,58 @@ class Server:
     """Versions since tensors were compared."""
     compared: int = 0
     """Number of the tensor with which the next comparison starts."""
-    adapters: Running = field(default_factory=Running)
-    """Those that it has; none where it gets merged weights."""
+    adapters: dict[str, Running] = field(default_factory=dict)
+    """Id of an engine → the adapters that it has of it; none where it gets merged weights."""
 
     def __post_init__(self) -> None:
-        self.idle.set()
         self.api, self.process = self.start()
 
-    async def bring_to(
-        self,
-        version: int,
-        tensors: Mapping[str, HostTensor],
-        form: StoredAdapter | None = None,
-    ) -> None:
-        """Load a version, also if the server is lost meanwhile; with `form`, its adapter apart.
+    async def bring_to(self, wanted: Wanted) -> None:
+        """Load what it does not hold of `wanted`, also if the server is lost meanwhile.
 
         Raises:
             ConfigError: it refuses its settings or the tensors.
             EngineFailedError: it cannot start or is lost again and again, another client loads
                 weights into it, or it does not hold the tensors that it was given.
         """
-        base, adapter = split(tensors) if form else (tensors, {})
+        version, tensors = wanted.version, wanted.tensors
+        label = version_label(self.group_id, version)
         while True:
             try:
                 await self._check_held()
                 whole = not self.held
-                if form is None or any(self.held.get(name) is not base[name] for name in base):
-                    await self._update(version, base)
-                    await self._compare(base, whole)
+                if self.label == label:
+                    self.held = tensors  # equal bits; the memory of older ones is used again
+                else:
+                    await self._update(label, tensors)
+                    await self._compare(tensors, whole)
                 if not self.began:
                     self.names_versions = await self._probe()
                     self.began = True
-                if form is None:
-                    self.adapters.newest = None
-                else:
-                    await self._give_adapter(version, form, adapter)
+                await self._give_adapters(wanted.adapters)
                 return
             except ServerLostError as error:
                 await self.restart(error)
+
+    def begin(self, engine: str) -> Served | None:
+        """Count a request of an engine; return its newest adapter, None while there is none."""
+        return self.adapters[engine].begin() if engine in self.adapters else None
+
+    def end(self, engine: str, served: Served | None) -> None:
+        """Count the end of a request, with what `begin` returned."""
+        if engine in self.adapters:
+            self.adapters[engine].end(served)
+
+    def newest(self, engine: str) -> Served | None:
+        """Return the adapter that the next request of an engine names."""
+        running = self.adapters.get(engine)
+        return running.newest if running else None
+
+    async def forget(self, engine: str) -> None:
+        """Unload the adapters of an engine without requests, which needs none any more."""
+        running = self.adapters.pop(engine, Running())
+        running.newest = None
+        await self._unload_unused(running)
 
     async def restart(self, error: ServerLostError) -> None:
         """Start a lost server again, without weights; one of somebody else is waited for.
@@ -119,7 +133,8 @@ class Server:
         One that only cut a connection goes on; it gets all tensors again, too.
         """
         self.label, self.held = "", {}
-        self.adapters.newest = None
+        for running in self.adapters.values():
+            running.newest = None
         words = (self.process.ended() if self.process else "") or str(error)
         log.warning("an SGLang server was lost: %s", words)
         if self._is_cut(error) and await self.api.is_ready():
@@ -147,12 +162,6 @@ class Server:
         """Return whether the loss may be that of a connection, and count it."""
         self.cuts += isinstance(error, ConnectionLostError)
         return isinstance(error, ConnectionLostError) and self.cuts <= CUTS_MAX
-
-    def holds(self, version: int) -> bool:
-        """Return whether its next request is sampled by this version."""
-        if newest := self.adapters.newest:
-            return newest.version == version
-        return self.label == version_label(self.engine_id, version)
 
     def answered(self) -> None:
         """Count an answer: the server works."""
@@ -186,14 +195,15 @@ class Server:
 
     def _forget_adapters(self) -> None:
         """Begin without adapters, as a server does, but with names that none had."""
-        self.adapters = Running(loaded=self.adapters.loaded)
+        self.adapters = {
+            engine: Running(loaded=running.loaded) for engine, running in self.adapters.items()
+        }
 
-    async def _update(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
+    async def _update(self, label: str, tensors: Mapping[str, HostTensor]) -> None:
         held = self.held
         changed = {name: tensor for name, tensor in tensors.items() if held.get(name) is not tensor}
         kv_cache = self.kv_cache if self.names_versions else "drain"
         pause = PAUSE_MODE.get(kv_cache)
-        label = version_label(self.engine_id, version)
         self.label, self.held = "", {}  # unknown, until the update has succeeded
         try:
             await self._give(changed, pause, flush=kv_cache != "keep", label=label)
@@ -222,22 +232,38 @@ class Server:
                 await self.api.resume()
             await in_system_thread(folder.__exit__, None, None, None)
 
-    async def _give_adapter(
-        self, version: int, form: StoredAdapter, tensors: Mapping[str, HostTensor]
-    ) -> None:
+    async def _give_adapters(self, adapters: Mapping[str, PolicyAdapter]) -> None:
+        """Let the next requests of each engine name its adapter in `adapters`."""
+        for engine, running in self.adapters.items():
+            if engine not in adapters:
+                running.newest = None
+                await self._unload_unused(running)
+        for engine, adapter in adapters.items():
+            running = self.adapters.setdefault(engine, Running())
+            if running.newest is None or running.newest.version != adapter.version:
+                await self._give_adapter(engine, running, adapter)
+
+    async def _give_adapter(self, engine: str, running: Running, adapter: PolicyAdapter) -> None:
         """Load an adapter, which the next request names, and unload those that no request names."""
-        self.adapters.loaded += 1
-        name = f"{version_label(self.engine_id, version)}.{self.adapters.loaded}"
-        folder = adapter_folder(form, tensors)
-        path = await in_system_thread(folder.__enter__)
-        try:
-            await self.api.load_adapter(name, path)
-        except ServerRefusedError as error:
-            raise ConfigError(str(error)) from error
-        finally:
-            await in_system_thread(folder.__exit__, None, None, None)
-        self.adapters.add(Served(name, version))
-        for unused in self.adapters.remove_unused():
+        name = ""
+        if adapter.form:
+            running.loaded += 1
+            name = f"{version_label(engine, adapter.version)}.{running.loaded}"
+            folder = adapter_folder(adapter.form, adapter.tensors)
+            path = await in_system_thread(folder.__enter__)
+            try:
+                await self.api.load_adapter(name, path)
+            except ServerRefusedError as error:
+                raise ConfigError(str(error)) from error
+            finally:
+                await in_system_thread(folder.__exit__, None, None, None)
+        running.add(Served(name, adapter.version))
+        await self._unload_unused(running)
+
+    async def _unload_unused(self, running: Running) -> None:
+        for unused in running.remove_unused():
+            if not unused.name:
+                continue
             try:
                 await self.api.unload_adapter(unused.name)
             except ServerRefusedError as error:

@@ -65,10 +65,9 @@ class ServerApi:
         """Return the answer to one request; cancelling the call does not end it in the server."""
         return await self._json("/generate", request)
 
-    async def abort(self, request_id: str = "") -> None:
-        """End one request, or all: their calls of `generate` return what they have."""
-        body: Json = {"rid": request_id} if request_id else {"abort_all": True}
-        await self._post("/abort_request", body, CONTROL_TIMEOUT_S)
+    async def abort(self, request_id: str) -> None:
+        """End one request: its call of `generate` returns what it has."""
+        await self._post("/abort_request", {"rid": request_id}, CONTROL_TIMEOUT_S)
 
     async def pause(self, mode: str) -> None:
         """Stop between two tokens. `in_place` keeps the KV cache of running requests; `retract`

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from rollout.config import EngineConfig
 from rollout.engines.sglang.adapters import TARGETS
+from rollout.memory import SLOTS_FLAG, SLOTS_PER_POLICY
 from rollout.placement import engine_gpus, static_fraction
 from storage.errors import ConfigError
 from storage.machine import gpus
@@ -103,12 +104,17 @@ def _positions(section: Json) -> Iterator[float]:
             yield base * float(factor)
 
 
-def server_args(config: EngineConfig, model: Path, port: int, free: float = 1.0) -> list[str]:
+def server_args(
+    config: EngineConfig, model: Path, port: int, free: float = 1.0, num_policies: int = 1
+) -> list[str]:
     """Return the arguments of `sglang.launch_server`; ConfigError for an unknown device.
 
-    `free` is the share of its devices that is free now.
+    Args:
+        free: share of its devices that is free now.
+        num_policies: number of policies that it serves.
     """
     sglang = config.sglang
+    max_concurrent = num_policies * config.max_concurrent
     # Adapters are read by the loader of the weights, and `dummy` reads none.
     load_format = "safetensors" if sglang.adapter_rank else "dummy"
     args = ["--model-path", str(model), "--load-format", load_format, "--skip-tokenizer-init"]
@@ -116,9 +122,9 @@ def server_args(config: EngineConfig, model: Path, port: int, free: float = 1.0)
     args += ["--log-level", "warning"]
     args += ["--dtype", config.dtype, "--tp-size", str(sglang.tensor_parallel)]
     args += ["--context-length", str(config.max_tokens + SLACK_TOKENS)]
-    args += ["--max-running-requests", str(config.max_concurrent)]
+    args += ["--max-running-requests", str(max_concurrent)]
     if config.device == "cpu":
-        cache_tokens = config.max_concurrent * (config.max_tokens + SLACK_TOKENS)
+        cache_tokens = max_concurrent * (config.max_tokens + SLACK_TOKENS)
         args += ["--device", "cpu", "--attention-backend", "torch_native"]
         args += ["--disable-overlap-schedule", "--max-total-tokens", str(cache_tokens)]
     elif engine_gpus(config):
@@ -134,6 +140,7 @@ def server_args(config: EngineConfig, model: Path, port: int, free: float = 1.0)
     if sglang.adapter_rank:
         args += ["--enable-lora", "--max-lora-rank", str(sglang.adapter_rank)]
         args += ["--lora-target-modules", *TARGETS]
+        args += [SLOTS_FLAG, str(num_policies * SLOTS_PER_POLICY)]
         args += ["--lora-backend", "torch_native"] if config.device == "cpu" else []
     if config.device == "cpu":
         args += ["--mem-fraction-static", str(sglang.memory_share or CPU_MEMORY_SHARE)]

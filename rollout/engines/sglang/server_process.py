@@ -41,8 +41,8 @@ EXIT_SETTINGS = 78
 class ServerProcess:
     """One server, started with random weights; the engine loads the real ones."""
 
-    def __init__(self, config: EngineConfig, model_config: Json) -> None:
-        """Start the server of a `served_config`; it is ready some time later.
+    def __init__(self, config: EngineConfig, model_config: Json, num_policies: int = 1) -> None:
+        """Start the server of a `served_config` for so many policies; it is ready some time later.
 
         Raises:
             ConfigError: the interpreter or the device cannot be used.
@@ -59,7 +59,9 @@ class ServerProcess:
                 )
             self._log = self._folder / "server.log"
             order = {
-                "args": server_args(config, self._folder / "model", port, _free_share(config)),
+                "args": server_args(
+                    config, self._folder / "model", port, _free_share(config), num_policies
+                ),
                 "api_key": self.api_key,
                 "without_kernels": config.device == "cpu",
             }

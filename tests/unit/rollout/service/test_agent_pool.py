@@ -2,7 +2,13 @@ import threading
 
 import pytest
 
-from rollout.config import EngineConfig, RolloutConfig, SamplingConfig, WorkflowConfig
+from rollout.config import (
+    EngineConfig,
+    RolloutConfig,
+    SamplingConfig,
+    SglangConfig,
+    WorkflowConfig,
+)
 from rollout.rewards.reward import Judgement
 from rollout.service import agent_pool
 from rollout.service.agent_pool import check_agent_pool, open_agent_pool
@@ -12,10 +18,18 @@ from storage import layout
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.formats.safetensors import weights_digest
 from storage.records.rollouts import Prompt
+from storage.records.types import Json
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
 from tests.support.runs.builders import tensors
-from tests.support.runs.fakes import base_files, pool_of, publish_base, scripted_player, solve
+from tests.support.runs.fakes import (
+    ScriptedEngine,
+    base_files,
+    pool_of,
+    publish_base,
+    scripted_player,
+    solve,
+)
 from tests.support.stores.damaged_weights import spoil
 
 SAMPLING = {"solver": SamplingConfig(), "verifier": SamplingConfig(temperature=0.5)}
@@ -47,6 +61,32 @@ async def test_policies_with_the_same_base_model_share_one_tokenizer(
     pool = open_agent_pool(memory_store, CONFIG, SAMPLING)
     assert pool.players["solver"].chat is pool.players["verifier"].chat
     assert pool.players["solver"].engine is not pool.players["verifier"].engine
+    await pool.close()
+
+
+class SharingScripted(ScriptedEngine):
+    """An engine whose backend can serve several policies."""
+
+    beside: "SharingScripted | None" = None
+
+    def another(self, model_config: Json) -> "SharingScripted":
+        other = SharingScripted(EngineConfig(), model_config)
+        other.beside = self
+        return other
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_the_policies_of_a_pool_share_servers_where_the_recipe_says_so(
+    memory_store: ObjectStore, shared: bool
+) -> None:
+    publish_base(memory_store, ["solver", "verifier"])
+    engine = EngineConfig(name=f"{__name__}:SharingScripted", sglang=SglangConfig(shared=shared))
+    config = CONFIG.model_copy(update={"engine": engine})
+    pool = open_agent_pool(memory_store, config, SAMPLING)
+    solver, verifier = pool.engines["solver"], pool.engines["verifier"]
+    assert isinstance(verifier, SharingScripted)
+    assert verifier.beside is (solver if shared else None)
+    assert pool.players["verifier"].engine is verifier
     await pool.close()
 
 

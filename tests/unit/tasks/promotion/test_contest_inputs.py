@@ -86,6 +86,24 @@ def test_settings_of_speed_and_of_training_do_not_change_the_key(
     )
 
 
+def test_a_shared_server_does_not_change_the_key(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    adapter = {"name": "lora", "rank": 4, "publish": "adapter"}
+    alone = contest_config(
+        rollout__engine__name="sglang",
+        rollout__engine__sglang__adapter_rank=4,
+        policies__solver__train__adapter=adapter,
+        policies__verifier__train__adapter=adapter,
+    )
+    sglang = alone.rollout.engine.sglang.model_copy(update={"shared": True})
+    engine = alone.rollout.engine.model_copy(update={"sglang": sglang})
+    shared = alone.model_copy(
+        update={"rollout": alone.rollout.model_copy(update={"engine": engine})}
+    )
+    assert conditions_key(memory_store, run, shared) == conditions_key(memory_store, run, alone)
+
+
 def test_another_tokenizer_or_other_weights_change_the_key(
     memory_store: ObjectStore, run: ObjectStore
 ) -> None:

@@ -115,3 +115,78 @@ def test_devices_without_cuda_are_refused() -> None:
     assert "devices: has no effect with rollout.engine.device: cpu" in error_of(
         {"evaluation.devices": [0]}
     )
+
+
+ADAPTER = {"name": "lora", "rank": 8, "publish": "adapter"}
+SHARED = {
+    "rollout.engine.name": "sglang",
+    "rollout.engine.sglang.adapter_rank": 8,
+    "rollout.engine.sglang.shared": True,
+    "policies.solver.train.adapter": ADAPTER,
+    "policies.verifier.train.adapter": ADAPTER,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"policies.verifier.train.adapter": {"name": "none"}},
+            "policies.verifier.train.adapter: publishes no adapter, and with",
+        ),
+        (
+            {"policies.solver.train.adapter": {**ADAPTER, "publish": "merged"}},
+            "policies.solver.train.adapter: publishes no adapter, and with",
+        ),
+        (
+            {"policies.verifier.model.tiny.seed": 1},
+            "policies.verifier.model: is not that of solver, and with rollout.engine.sglang.shared",
+        ),
+        (
+            {"rollout.engine.sglang.adapter_rank": 0},
+            "rollout.engine.sglang.shared: needs rollout.engine.sglang.adapter_rank",
+        ),
+        ({"rollout.engine.name": "torch"}, "rollout.engine.sglang: has no effect with name: torch"),
+    ],
+    ids=["no adapter", "merged", "base models", "no room", "engine"],
+)
+def test_policies_that_cannot_share_a_server_are_refused(
+    changed: dict[str, Any], words: str
+) -> None:
+    assert load("multi_policy_tiny", SHARED).rollout.engine.sglang.shared
+    assert words in error_of(SHARED | changed)
+
+
+def test_one_policy_has_no_server_to_share() -> None:
+    alone = {key: value for key, value in SHARED.items() if "verifier" not in key}
+    with pytest.raises(ConfigError, match="shared: has no effect: there is one policy"):
+        load("single_policy_tiny", alone)
+
+
+def test_policies_that_share_a_server_use_one_by_url_in_one_worker() -> None:
+    one = {
+        "rollout.regions.eu-west.workers": 0,
+        "rollout.engine.sglang.urls": ["http://127.0.0.1:30000"],
+        "evaluation": None,
+    }
+    assert load("multi_policy_tiny", SHARED | one).rollout.engine.sglang.urls
+    apart = {"rollout.engine.sglang.shared": False}
+    assert "urls: would serve 2 engines (one for each policy" in error_of(SHARED | one | apart)
+    two = {"rollout.regions.us-east.workers": 2}
+    assert "urls: would serve 2 engines (one for each worker" in error_of(SHARED | one | two)
+
+
+def test_a_shared_server_has_its_gpus_and_its_share_once() -> None:
+    on_gpus = SHARED | SGLANG
+    config = load("multi_policy_tiny", on_gpus | {"rollout.engine.device_share": 0.5})
+    both = "solver and verifier"
+    assert placement(config)[2:] == (
+        Placed("a worker", both, (0,), 0.5, 0.425),
+        Placed("the evaluation", both, (0,), 0.5, 0.425),
+    )
+    load("multi_policy_tiny", on_gpus | {"rollout.engine.sglang.memory_share": 0.9})
+    apart = {"rollout.engine.sglang.memory_share": 0.9, "rollout.engine.sglang.shared": False}
+    assert "would have 1.8 of it together" in error_of(on_gpus | apart)
+    two = {"rollout.engine.devices": [0, 1]}
+    assert "names 2 GPUs; name 1, 1 for the shared server\n" in error_of(on_gpus | two) + "\n"
+    load("multi_policy_tiny", on_gpus | two | {"rollout.engine.sglang.tensor_parallel": 2})

@@ -320,3 +320,64 @@ def test_the_memory_of_each_server_is_compared_with_its_share() -> None:
     *_, solver, verifier, _host = memory_checks(apart, sizes, available)
     assert [each.verdict for each in (solver, verifier)] == ["ok", "ok"]
     assert "on GPU 4 (weights of verifier" in verifier.finding
+
+
+ON_CPUS = {
+    "rollout.engine.name": "sglang",
+    "rollout.engine.sglang.shared": True,
+    "rollout.engine.sglang.adapter_rank": 16,
+    "policies.*.train.adapter": {"name": "lora", "rank": 16, "publish": "adapter"},
+}
+SHARED = ON_GPUS | ON_CPUS | {"rollout.engine.devices": [0], "evaluation.devices": [3]}
+
+
+def test_the_memory_of_a_shared_server_is_counted_once_and_its_division_shown() -> None:
+    config = load("multi_policy_tiny", SHARED)
+    sizes = dict.fromkeys(("solver", "verifier"), ModelSizes.of(QWEN))
+    plan = {need.member: need for need in memory_plan(config, sizes)}
+    server = plan["a worker, server of solver and verifier"]
+    # 8 slots of rank 16 in float32 for each policy: q and o 4096, k and v 3072, gate, up, down 8192
+    # inputs and outputs, in 28 layers.
+    adapters = 8 * 4 * 16 * 28 * 38_912
+    assert server.parts == {
+        "weights": 6_882_299_904,
+        "adapters of solver": adapters,
+        "adapters of verifier": adapters,
+        "KV cache": 160 * 229_376,
+    }
+    assert (server.count, server.gpus, server.share) == (1, (0,), 1.0)
+    host = plan["a worker, host"].parts
+    version = 2 * ModelSizes.of(QWEN).parameters
+    assert host["base for the server"] == version
+    assert host["two versions of verifier"] == 2 * version
+    assert "version for the server of solver" not in host
+    assert len(host) == 5
+    *_, check, _host = memory_checks(config, sizes, {"cpu": 10**12, "cuda": 20 * 10**9})
+    assert check.finding.startswith("about ")
+    assert " on GPU 0 (weights 6.88 GB, adapters of solver " in check.finding
+    assert check.finding.endswith("of 20 GB")  # its share is SGLang's own choice
+    half = load("multi_policy_tiny", SHARED | {"rollout.engine.sglang.memory_share": 0.5})
+    *_, check, _host = memory_checks(half, sizes, {"cpu": 10**12, "cuda": 20 * 10**9})
+    tokens = (10**10 - 6_882_299_904 - 2 * adapters) // 229_376
+    assert check.finding.endswith(
+        f"of 10 GB, 50% of 20 GB; the KV cache has about {tokens:,} tokens"
+    )
+    *_, check, _host = memory_checks(config, sizes, {"cpu": 10**12, "cuda": 7 * 10**9})
+    assert (check.verdict, check.name) == ("fail", f"memory {server.member}")
+
+
+def test_a_shared_server_on_a_cpu_is_part_of_the_worker_once() -> None:
+    config = load("multi_policy_tiny", ON_CPUS)
+    sizes = ModelSizes(parameters=1000, vocab=50, hidden=8, layers=1, kv_elements=4)
+    *_, worker = memory_plan(config, dict.fromkeys(("solver", "verifier"), sizes))
+    assert worker.member == "a worker"
+    assert worker.parts["weights"] == 4000
+    assert worker.parts["base for the server"] == 2000
+    assert {"adapters of solver", "adapters of verifier"} <= worker.parts.keys()
+
+
+def test_the_placement_of_a_shared_server_is_shown_once() -> None:
+    check, _ = placement_checks(load("multi_policy_tiny", SHARED))
+    assert check.finding.endswith(
+        "; solver and verifier of a worker on GPU 0; solver and verifier of the evaluation on GPU 3"
+    )
