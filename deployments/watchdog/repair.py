@@ -23,6 +23,7 @@ from deployments.registration.client import connected
 from deployments.stack import readiness, startup, state
 from deployments.stack.state import WATCHDOG, Stack
 from storage.errors import ConfigError
+from tasks.services.prefect_settings import REFUSED
 
 TRY_AGAIN = 75
 """Exit status of a report that failed (EX_TEMPFAIL)."""
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             start_again(home(), options.start)
         if options.ended and (stack := state.load(home())) is not None:
-            report_ended(stack.prefect_url, options.ended)
+            failures = report_ended(stack.prefect_url, options.ended)
+            return TRY_AGAIN if failures else 0
     except ConfigError as error:
         _say(str(error))
         return TRY_AGAIN
@@ -69,13 +71,17 @@ def start_again(home: Home, names: Sequence[str]) -> None:
         startup.start_workers(home, stack, startup.pools_of(stack, ended), _say)
 
 
-def report_ended(api_url: str, flow_runs: Iterable[UUID]) -> None:
+def report_ended(api_url: str, flow_runs: Iterable[UUID]) -> int:
     """Set flow runs that Prefect shows as active to Crashed; their processes have ended.
 
     One that is being cancelled is set to Cancelled. One that is scheduled gets a new process.
+
+    Returns the number of flow runs whose report the server refused; the others are reported.
+
+    Raises ConfigError when the server does not respond or refuses access.
     """
     from prefect.client.schemas.objects import StateType
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
     from prefect.states import Cancelled, Crashed
 
     def end_of(state_type: StateType | None) -> Any:
@@ -85,15 +91,22 @@ def report_ended(api_url: str, flow_runs: Iterable[UUID]) -> None:
             return Cancelled(message="its process has ended")
         return None
 
+    failures = 0
     with connected(api_url) as client:
         for flow_run_id in flow_runs:
             try:
                 flow_run = client.read_flow_run(flow_run_id)
+                if (end := end_of(flow_run.state_type)) is not None:
+                    client.set_flow_run_state(flow_run_id, end, force=True)
+                    _say(f"flow run {flow_run.name} was reported as {end.name}")
             except ObjectNotFound:
                 continue  # it was deleted
-            if (end := end_of(flow_run.state_type)) is not None:
-                client.set_flow_run_state(flow_run_id, end, force=True)
-                _say(f"flow run {flow_run.name} was reported as {end.name}")
+            except PrefectHTTPStatusError as error:
+                if error.response.status_code in REFUSED:
+                    raise
+                failures += 1
+                _say(f"flow run {flow_run_id} could not be reported: {error}")
+    return failures
 
 
 def _is_ours(stack: Stack) -> bool:
