@@ -22,7 +22,7 @@ from deployments.cli.commands.stack import cancel, continue_, deploy, doctor, do
 from deployments.cli.output.terminal import EXIT_FAILED
 from deployments.paths import home
 from storage.errors import AstraFlowError, ConfigError
-from storage.store.addresses import without_credentials
+from storage.store.addresses import text_without_credentials
 from tasks.terminal_text import plain
 
 P = ParamSpec("P")
@@ -35,7 +35,6 @@ WORD_SHOWN = 100
 USAGE_SHOWN = 300
 """Characters that are printed of an error in the arguments, which repeats them."""
 _ENDLESS = re.compile(r"\S{1000,}")
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(up, down, deploy, worker, run, continue_, cancel),
     *(status, attach, logs, runs, verify, report, episodes, compare, export, weights, tag, gc),
@@ -112,7 +111,7 @@ def _print_error(message: str, advice: str = "") -> None:
 
     A message with `advice` is one about wrong arguments, of which USAGE_SHOWN characters are shown.
     """
-    shown = _ADDRESS.sub(lambda address: without_credentials(address[0]), plain(message))
+    shown = text_without_credentials(plain(message))
     shown = _ENDLESS.sub(lambda word: f"{word[0][:WORD_SHOWN]}…", shown)
     if advice and len(shown) > USAGE_SHOWN:
         shown = f"{shown[:USAGE_SHOWN]}…"
