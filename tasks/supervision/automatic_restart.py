@@ -16,6 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterEndTime,
+    FlowRunFilterName,
     FlowRunFilterState,
     FlowRunFilterStateType,
     FlowRunFilterTags,
@@ -72,10 +73,10 @@ async def enforce_limit(run: ObjectStore, run_id: str, restarts_max: int) -> Non
 
 async def _num_crashed(run_id: str) -> int:
     which = FlowRunFilter(
+        name=FlowRunFilterName(any_=[run_id]),  # the run's members have other names
         tags=FlowRunFilterTags(all_=[f"run:{run_id}"]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])),
         end_time=FlowRunFilterEndTime(after_=datetime.now(UTC) - WINDOW),
     )
     async with get_client() as client:
-        crashed = await client.read_flow_runs(flow_run_filter=which)
-    return sum(not any(tag.startswith("member:") for tag in each.tags) for each in crashed)
+        return len(await client.read_flow_runs(flow_run_filter=which))

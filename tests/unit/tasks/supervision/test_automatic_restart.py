@@ -16,14 +16,17 @@ from storage.store.object_store import ObjectStore
 from tasks.supervision import automatic_restart
 from tasks.supervision.automatic_restart import enforce_limit, is_automatic
 
-SUPERVISOR = ("astraflow", "run:tiny-1")
-MEMBER = (*SUPERVISOR, "member:trainer-solver")
+SUPERVISOR, MEMBER = "tiny-1", "trainer-solver #1 · tiny-1"
+ROWS_MAX = 200
+"""Of one response of Prefect's API."""
 
 
 class Prefect:
-    """A client of a server with these crashed flow runs, on which `creator` began this one."""
+    """A client of a server with crashed flow runs of these names, on which `creator` began this
+    one.
+    """
 
-    def __init__(self, creator: str | None = None, crashed: Sequence[Sequence[str]] = ()) -> None:
+    def __init__(self, creator: str | None = None, crashed: Sequence[str] = ()) -> None:
         self.creator, self.crashed = creator, crashed
         self.away = False
 
@@ -37,7 +40,12 @@ class Prefect:
         assert flow_run_filter.tags.all_ == ["run:tiny-1"]
         assert flow_run_filter.state.type.any_ == [StateType.CRASHED]
         assert flow_run_filter.end_time.after_ is not None
-        return [SimpleNamespace(tags=list(tags)) for tags in self.crashed]
+        names = flow_run_filter.name.any_ if flow_run_filter.name else self.crashed
+        found = [name for name in self.crashed if name in names]
+        return [
+            SimpleNamespace(tags=["run:tiny-1", *([] if name == SUPERVISOR else ["member:m"])])
+            for name in found[:ROWS_MAX]
+        ]
 
     def _answer(self) -> None:
         if self.away:
@@ -86,6 +94,14 @@ def test_a_run_whose_supervisors_keep_dying_fails(
     stop = runs.read_stop(memory_store)
     assert stop is not None
     assert (stop.state, stop.reason[:22]) == ("failed", "its supervisor died 2 ")
+
+
+def test_crashed_members_hide_no_supervisor(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use(monkeypatch, Prefect(crashed=[*[MEMBER] * ROWS_MAX, SUPERVISOR, SUPERVISOR]))
+    with pytest.raises(AstraFlowError, match="its supervisor died 2 times"):
+        asyncio.run(enforce_limit(memory_store, "tiny-1", 1))
 
 
 def test_a_run_that_had_ended_keeps_its_end(
