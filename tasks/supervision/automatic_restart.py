@@ -27,7 +27,7 @@ from storage.errors import AstraFlowError
 from storage.records.control import Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore
-from tasks.supervision.launcher import UNANSWERED
+from tasks.services.prefect_errors import UNANSWERED
 
 log = logging.getLogger(__name__)
 

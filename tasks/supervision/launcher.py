@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-import httpx
 from prefect import runtime
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import (
@@ -34,6 +33,7 @@ from prefect.states import Cancelled, Cancelling, Crashed
 from storage.errors import ConfigError
 from tasks.services import last_words
 from tasks.services.attempt_names import attempt_name
+from tasks.services.prefect_errors import UNANSWERED
 from tasks.services.prefect_settings import SERVER_ERROR, TRY_LATER
 from tasks.supervision.members import FlowRunPhase, Member
 
@@ -41,7 +41,6 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 1_000_000
 """A flow run with a higher attempt was not launched by a supervisor."""
-UNANSWERED = (httpx.TransportError, PrefectHTTPStatusError, TimeoutError)
 _CREATED_TWICE = "Data integrity conflict"
 """Begin of the server's answer when two requests create one row at the same time, such as the work
 queue of a new region. The next request finds the row."""
