@@ -95,7 +95,7 @@ def _with_errors_printed(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         except (typer.Exit, typer.Abort, KeyboardInterrupt, BrokenPipeError):
             raise  # typer ends without a message when the output's reader has ended: `| head -1`
-        except Exception as error:  # the outermost handler
+        except Exception as error:  # the outermost handler: any error is one line, not a traceback
             if _debug:
                 traceback.print_exc()
             _print_error(_message(error))
