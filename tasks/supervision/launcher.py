@@ -139,7 +139,7 @@ class PrefectLauncher:
         return newest
 
     async def declare_crashed(self, launched: Launched, reason: str) -> None:
-        """Set the flow run's state to Crashed; Prefect alone never notices a lost machine.
+        """Set the flow run's state to Crashed; Prefect alone does not detect a lost machine.
 
         If the process still lives, it leaves at its successor's first heartbeat; until then objects
         that are created once keep the two apart.
