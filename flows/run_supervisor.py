@@ -9,6 +9,7 @@ from prefect.states import Cancelled, Completed, Failed
 from pydantic import Field
 
 from storage.errors import AstraFlowError
+from tasks.supervision import suspension
 from tasks.supervision.lifecycle import run_training
 
 
@@ -62,9 +63,12 @@ async def astraflow(
         outcome = await run_training(run_id, recipe, {**(overrides or {}), **assigned})
     except AstraFlowError as error:  # a message for the user, who does not need a traceback
         get_run_logger().error(str(error))
-        return Failed(message=str(error))
+        return await suspension.settle(Failed(message=str(error)))
+    if outcome.state == "suspended":
+        return await suspension.suspend(outcome.run_id, outcome.reason)
     if outcome.state == "cancelled":
-        return Cancelled(message=outcome.reason)
+        return await suspension.settle(Cancelled(message=outcome.reason))
     if outcome.state == "exhausted":
-        return Completed(message=outcome.reason)
+        return await suspension.settle(Completed(message=outcome.reason))
+    await suspension.settle(Completed(message=outcome.reason))
     return outcome.run_id

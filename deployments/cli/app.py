@@ -18,7 +18,18 @@ from deployments.cli.commands.episodes import episodes
 from deployments.cli.commands.live import attach, logs
 from deployments.cli.commands.promotion import nights, promote, promotions, rollback
 from deployments.cli.commands.runs import export, gc, report, runs, status, tag, verify, weights
-from deployments.cli.commands.stack import cancel, continue_, deploy, doctor, down, run, up, worker
+from deployments.cli.commands.stack import (
+    cancel,
+    continue_,
+    deploy,
+    doctor,
+    down,
+    resume,
+    run,
+    suspend,
+    up,
+    worker,
+)
 from deployments.cli.output.terminal import EXIT_FAILED
 from deployments.paths import home
 from storage.errors import AstraFlowError, ConfigError
@@ -36,7 +47,7 @@ USAGE_SHOWN = 300
 """Characters that are printed of an error in the arguments, which repeats them."""
 _ENDLESS = re.compile(r"\S{1000,}")
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(up, down, deploy, worker, run, continue_, cancel),
+    *(up, down, deploy, worker, run, continue_, suspend, resume, cancel),
     *(status, attach, logs, runs, verify, report, episodes, compare, export, weights, tag, gc),
     *(promote, rollback, promotions, nights),
     doctor,

@@ -35,7 +35,7 @@ def attach(home: Home, store: ObjectStore, run_id: str, say: Say) -> bool:
     except ConfigError as error:
         server, flow_run = "", None
         say(f"only the store is shown: {error}")
-    is_active = flow_run is not None and not flow_run.final
+    is_active = flow_run is not None and not (flow_run.final or flow_run.is_suspended)
     run = store.sub(layout.run_prefix(run_id))
     seen = None if is_active and not run.exists(layout.RUN) else status(store, run_id)
     if seen is not None and not is_active and _is_over(seen):

@@ -160,9 +160,9 @@ class Follower:
             self.prefect_unreachable = True
 
     def _is_over(self, seen: Status | None) -> bool:
-        """Whether the supervisor has ended: its flow run is final and no other one was started in
-        its place, or neither it nor Prefect answers, or it has shown no sign of life since the
-        run's end.
+        """Whether the supervisor has ended: its flow run is final or suspended and no other one was
+        started in its place, or neither it nor Prefect answers, or it has shown no sign of life
+        since the run's end.
         """
         now = time.monotonic()
         self.crashed_at = (self.crashed_at or now) if self.flow.state == CRASHED else None
@@ -170,6 +170,9 @@ class Follower:
             return False
         lost = self.prefect_unreachable and seen is not None and seen.state == "interrupted"
         self.lost_at = (self.lost_at or now) if lost else None
+        is_suspended = self.flow.is_suspended and seen is not None and seen.state == "suspended"
+        if is_suspended and seen is not None and seen.closing is None:
+            return True
         if self.flow.final or (self.lost_at is not None and now - self.lost_at >= AWAY_LIMIT_S):
             return True
         if seen is None or seen.state not in ENDED:
@@ -233,6 +236,11 @@ class Follower:
 def cancel(run: ObjectStore) -> Stop:
     """Request the end of a run; returns the stored stop, which may be an earlier one."""
     return runs.request_stop(run, Stop("cancelled", "cancelled from the command line", time.time()))
+
+
+def suspend(run: ObjectStore) -> Stop:
+    """Request the suspension of a run; returns the stored stop, which may be an earlier one."""
+    return runs.request_stop(run, Stop("suspended", "suspended from the command line", time.time()))
 
 
 def cancel_before_it_began(home: Home, run_id: str, previous_stop: Stop | None = None) -> bool:

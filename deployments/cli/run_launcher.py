@@ -176,6 +176,8 @@ def summarize(followed: Followed, last: Status, say: Say) -> None:
             "  start it again with a larger budget to go on: "
             f"{' '.join(['--run-id', followed.run_id, *settings])}"
         )
+    if last.state == "suspended":
+        say(f"  `astraflow resume {followed.run_id}` goes on")
     for line in tables.summary_lines(last):
         say(f"  {line}")
     say(f"  verify: {tables.verdict_line(verify(run, run_terms(run), _progress_printer(say)))}")

@@ -1,4 +1,4 @@
-"""Start, read and cancel flow runs on a Prefect server, and read their logs."""
+"""Start, read, resume and cancel flow runs on a Prefect server, and read their logs."""
 
 import math
 import time
@@ -17,6 +17,8 @@ POLL_S = 0.5
 PAGE = 200
 """Maximum number of rows in one response of the API."""
 LOG_LINES_MAX = 200
+PARENTS_MAX = 3
+"""Flow runs around that of a supervisor: a night is one."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class FlowRun:
     message: str
     created_s: float = 0.0
     """Unix time."""
+    is_suspended: bool = False
+    """It has no process until a person resumes it."""
 
 
 def start(
@@ -103,6 +107,39 @@ def newest_supervisor(api_url: str, run_id: str, limits: RequestLimits = COMMAND
             flow_run_filter=which, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=1
         )
     return _state_of(found[0]) if found else None
+
+
+def resume(api_url: str, run_id: str) -> FlowRun | None:
+    """Resume the suspended flow run that supervises the run, or the night around it; return it.
+
+    None when there is none. Raises ConfigError when its supervisor has not left yet, or Prefect
+    refuses.
+    """
+    newest = newest_supervisor(api_url, run_id)
+    if newest is None:
+        return None
+    with connected(api_url) as client:
+        flow_run = client.read_flow_run(UUID(newest.id))
+        for _ in range(PARENTS_MAX):
+            if _state_of(flow_run).is_suspended or flow_run.parent_task_run_id is None:
+                break
+            flow_run = client.read_flow_run(
+                client.read_task_run(flow_run.parent_task_run_id).flow_run_id
+            )
+        seen = _state_of(flow_run)
+        if not seen.is_suspended:
+            if seen.final:
+                return None
+            raise ConfigError(
+                f"the flow run {flow_run.name} is {seen.state}, not yet Suspended: the members of "
+                f"{run_id} still save their work; repeat the command when they have left"
+            )
+        answer = client.resume_flow_run(flow_run.id)
+        if answer.state is None or answer.state.is_paused():
+            raise ConfigError(
+                f"Prefect does not resume the flow run {flow_run.name}: {answer.details.reason}"
+            )
+        return seen
 
 
 def logs(api_url: str, flow_run_id: str) -> list[str]:
@@ -180,7 +217,7 @@ def _unfinished(api_url: str, tag: str) -> list[Any]:
 
     unfinished = [
         *(StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING),
-        *(StateType.CANCELLING, StateType.PAUSED),
+        StateType.CANCELLING,  # suspended ones have no process, and wait for a person
     ]
     which = FlowRunFilter(
         tags=FlowRunFilterTags(all_=[tag]),
@@ -204,4 +241,5 @@ def _state_of(flow_run: Any) -> FlowRun:
         final=bool(state and state.is_final()),
         message=(state.message or "") if state else "",
         created_s=flow_run.created.timestamp() if flow_run.created else 0.0,
+        is_suspended=bool(state and state.is_paused()),
     )

@@ -22,6 +22,7 @@ from deployments.paths import Home, home
 from deployments.registration.client import connected
 from deployments.stack import readiness, startup, state
 from deployments.stack.state import WATCHDOG, Stack
+from deployments.watchdog.flow_watch import WORKER_GRACE_S
 from storage.errors import ConfigError
 from tasks.services.prefect_settings import REFUSED
 
@@ -41,8 +42,7 @@ def main(arguments: Sequence[str]) -> int:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             start_again(home(), options.start)
         if options.ended and (stack := state.load(home())) is not None:
-            failures = report_ended(stack.prefect_url, options.ended)
-            return TRY_AGAIN if failures else 0
+            report_ended(stack.prefect_url, options.ended)
     except ConfigError as error:
         _say(str(error))
         return TRY_AGAIN
@@ -71,14 +71,14 @@ def start_again(home: Home, names: Sequence[str]) -> None:
         startup.start_workers(home, stack, startup.pools_of(stack, ended), _say)
 
 
-def report_ended(api_url: str, flow_runs: Iterable[UUID]) -> int:
+def report_ended(api_url: str, flow_runs: Iterable[UUID]) -> None:
     """Set flow runs that Prefect shows as active to Crashed; their processes have ended.
 
-    One that is being cancelled is set to Cancelled. One that is scheduled gets a new process.
+    One that is being cancelled is set to Cancelled. One that is scheduled, or was resumed and is
+    being started, gets a new process.
 
-    Returns the number of flow runs whose report the server refused; the others are reported.
-
-    Raises ConfigError when the server does not respond or refuses access.
+    Raises ConfigError when the server does not respond or refuses access; after the others were
+    reported, when it refuses the report of one, or when one must be looked at again.
     """
     from prefect.client.schemas.objects import StateType
     from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -91,12 +91,14 @@ def report_ended(api_url: str, flow_runs: Iterable[UUID]) -> int:
             return Cancelled(message="its process has ended")
         return None
 
-    failures = 0
+    left: list[str] = []
     with connected(api_url) as client:
         for flow_run_id in flow_runs:
             try:
                 flow_run = client.read_flow_run(flow_run_id)
-                if (end := end_of(flow_run.state_type)) is not None:
+                if _is_starting_again(flow_run):
+                    left.append(f"{flow_run.name} (it is starting again)")
+                elif (end := end_of(flow_run.state_type)) is not None:
                     client.set_flow_run_state(flow_run_id, end, force=True)
                     _say(f"flow run {flow_run.name} was reported as {end.name}")
             except ObjectNotFound:
@@ -104,9 +106,20 @@ def report_ended(api_url: str, flow_runs: Iterable[UUID]) -> int:
             except PrefectHTTPStatusError as error:
                 if error.response.status_code in REFUSED:
                     raise
-                failures += 1
-                _say(f"flow run {flow_run_id} could not be reported: {error}")
-    return failures
+                left.append(f"{flow_run_id} ({error})")
+    if left:
+        raise ConfigError(f"flow runs that are not reported yet: {', '.join(left)}")
+
+
+def _is_starting_again(flow_run: Any) -> bool:
+    """Whether a worker is starting a new process for a flow run that had one before: a suspended
+    one that was resumed.
+    """
+    state = flow_run.state
+    if state is None or not state.is_pending() or flow_run.start_time is None:
+        return False
+    age_s: float = time.time() - state.timestamp.timestamp()
+    return age_s < WORKER_GRACE_S
 
 
 def _is_ours(stack: Stack) -> bool:

@@ -181,8 +181,10 @@ class RoundEntry:
     """Bytes in hexadecimal."""
 
 
-RunEnd: TypeAlias = Literal["completed", "cancelled", "failed", "exhausted"]
-"""How a run ended. `exhausted`: a budget is used up."""
+RunEnd: TypeAlias = Literal["completed", "cancelled", "failed", "exhausted", "suspended"]
+"""How a run ended. `exhausted`: a budget is used up. `suspended`: until a person resumes it."""
+PLANNED_ENDS: tuple[RunEnd, ...] = ("completed", "exhausted", "suspended")
+"""Ends for which members that work get more time: a trainer saves its checkpoint."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ run ──contest──▶ verdict ──decide──▶ decision in the promoti
 """
 
 from storage import layout
-from storage.errors import ConfigError
+from storage.errors import AstraFlowError, ConfigError
 from storage.promotion import nights
 from storage.records.nights import NightEnd, NightOutcome, NightPlan
 from storage.run import evaluations, runs
@@ -16,7 +16,7 @@ from tasks.recipes.run_config import RunConfig
 from tasks.recurring import planning
 
 BY = "night {night}"
-UNFINISHED = ("cancelled", "failed")
+UNFINISHED = ("cancelled", "failed", "suspended")
 """States of a run whose versions are not judged."""
 
 
@@ -67,11 +67,19 @@ def is_completed(store: ObjectStore, plan: NightPlan) -> bool:
 
 
 def unfinished(store: ObjectStore, plan: NightPlan) -> NightOutcome | None:
-    """Return the outcome of a night whose run was stopped; None where it reached its end."""
+    """Return the outcome of a night whose run was stopped; None where it reached its end.
+
+    Raises AstraFlowError for a suspended run, whose night has no outcome.
+    """
     run = store.sub(layout.run_prefix(plan.run_id))
     stop = runs.read_stop(run)
     if stop is None:
         raise ConfigError(f"run {plan.run_id} has not ended; start night {plan.night} again")
+    if stop.state == "suspended":
+        raise AstraFlowError(
+            f"night {plan.night} of {plan.name} is suspended: {stop.reason}; start it again with "
+            f"the night_id {plan.night} to go on"
+        )
     if stop.state not in UNFINISHED:
         return None
     how = NightEnd.CANCELLED if stop.state == "cancelled" else NightEnd.FAILED

@@ -60,8 +60,9 @@ class BudgetMeter:
         self._used["hours"] = self._hours(self._used["hours"])
         if "tokens" in limits:
             self._used["tokens"] = max(self._used["tokens"], self._tokens())
+        age_s = self._used["hours"] * HOUR_S
         for beat in beats:
-            self._used["cost"] += self._new_hours(beat) * price_per_hour(
+            self._used["cost"] += self._new_hours(beat, age_s) * price_per_hour(
                 self.config.price_per_hour, beat.kind, beat.region
             )
         used = {kind: min(amount, QUANTITY_MAX) for kind, amount in self._used.items()}
@@ -109,17 +110,18 @@ class BudgetMeter:
         self._num_orders = number
         return float(tokens)
 
-    def _new_hours(self, beat: Heartbeat) -> float:
+    def _new_hours(self, beat: Heartbeat, age_s: float) -> float:
         """Hours that a member was alive and that are not in its cost yet; they are noted.
 
-        Heartbeats of an older attempt that still runs are ignored, as the supervisor does.
+        An attempt is not older than its run, whatever its heartbeat says. Heartbeats of an older
+        attempt that still runs are ignored, as the supervisor does.
         """
         counted = self._members.get(beat.id)
         if counted and beat.attempt < counted.attempt:
             return 0.0
         is_same = counted and (counted.attempt, counted.started_s) == (beat.attempt, beat.started_s)
         before_s = counted.alive_s if counted and is_same else 0.0
-        alive_s = max(before_s, beat.alive_s)
+        alive_s = max(before_s, min(beat.alive_s, age_s))
         self._members[beat.id] = CountedLife(
             attempt=beat.attempt, started_s=beat.started_s, alive_s=alive_s
         )

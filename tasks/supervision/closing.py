@@ -2,10 +2,13 @@
 
     last evaluation ─▶ verify ─▶ report ─▶ register ─▶ notify
 
+A suspended run goes on, so only MLflow is sent what it lacks.
+
 Each is a Prefect task, each arrow a dependency in Prefect's graph. A step that fails or exceeds its
 time limit fails neither the run, whose results are in the store, nor a later step.
 """
 
+import logging
 from typing import Any
 
 from prefect import Task, allow_failure
@@ -16,6 +19,19 @@ from storage.records.control import ClosingStep, Stop
 from tasks.monitoring import closing_steps
 from tasks.services import prefect_tasks
 from tasks.tracking.mlflow_sync import Tracker
+
+log = logging.getLogger(__name__)
+
+
+def suspend(tracker: Tracker | None, heartbeat: HeartbeatWriter) -> None:
+    """Send MLflow what it lacks of a suspended run. The other steps follow when it is over."""
+    if tracker is None:
+        return
+    closing_steps.record(heartbeat, ClosingStep.TRACKING)
+    try:
+        tracker.finish("suspended")
+    except Exception:  # whatever MLflow's client raises: the run is suspended all the same
+        log.exception("MLflow does not show that the run is suspended")
 
 
 def close(

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 1_000_000
 """A flow run with a higher attempt was not launched by a supervisor."""
+SUSPENDING, CLOSING = "Suspending", "Closing"
+"""Names of Running states of a supervisor: of a suspended run whose members leave, and of a run
+that was over when it was suspended.
+"""
 _CREATED_TWICE = "Data integrity conflict"
 """Begin of the server's answer when two requests create one row at the same time, such as the work
 queue of a new region. The next request finds the row."""
@@ -216,14 +221,25 @@ async def introduce(name: str, tag: str) -> None:
         log.warning("could not name this flow run %s: %s", name, error)
 
 
-async def rival(run_id: str) -> str | None:
-    """Return the id of an earlier flow run that supervises the training run and has not ended.
+@dataclass(frozen=True)
+class Rival:
+    """A flow run that supervises the same training run."""
+
+    flow_run_id: str
+    is_suspended: bool = False
+
+
+async def rival(run_id: str) -> Rival | None:
+    """Return an earlier flow run that supervises the training run and has not ended; one that is
+    not suspended before one that is.
 
     None if no such flow run exists, or Prefect does not respond.
     """
     own_id = UUID(str(runtime.flow_run.get_id()))
     living = FlowRunFilterState(
-        type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING])
+        type=FlowRunFilterStateType(
+            any_=[StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]
+        )
     )
     named = FlowRunFilter(
         name=FlowRunFilterName(any_=[run_id]),
@@ -237,12 +253,23 @@ async def rival(run_id: str) -> str | None:
     except UNANSWERED as error:
         log.warning("cannot read from Prefect which flow runs supervise %s: %s", run_id, error)
         return None
+    own_start = _process_start(current)
     earlier = [
-        each
+        Rival(str(each.id), each.state_type is StateType.PAUSED)
         for each in candidates
-        if each.start_time and current.start_time and each.start_time < current.start_time
+        if (start := _process_start(each)) and own_start and start < own_start
     ]
-    return str(earlier[0].id) if earlier else None
+    return min(earlier, key=lambda each: each.is_suspended, default=None)
+
+
+def _process_start(flow_run: FlowRun) -> datetime | None:
+    """Return when the flow run's process was started last, or earlier: a resumed flow run keeps the
+    start of its first process.
+    """
+    state = flow_run.state
+    if state is not None and state.is_running() and state.name not in (SUSPENDING, CLOSING):
+        return state.timestamp
+    return flow_run.start_time
 
 
 def _tags(member: Member, attempt: int) -> list[str]:

@@ -24,6 +24,7 @@ from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.progress_log import ProgressLog
 from storage.errors import AstraFlowError, ConfigError
 from storage.records.control import Stop
+from storage.run import runs
 from storage.store import object_store
 from storage.store.object_store import ObjectStore
 from tasks.events.announcing import announcing
@@ -33,7 +34,14 @@ from tasks.recipes.run_config import RunConfig
 from tasks.services import store_credentials
 from tasks.services.service_logs import service_logs
 from tasks.services.sigterm import is_being_cancelled, sigterm_as_event
-from tasks.supervision import automatic_restart, closing, flow_processes, supervisor
+from tasks.supervision import (
+    automatic_restart,
+    closing,
+    flow_processes,
+    supervisor,
+    suspension,
+)
+from tasks.supervision.automatic_restart import Start
 from tasks.supervision.launcher import PrefectLauncher, introduce, rival
 from tasks.tracking.mlflow_sync import Tracker, tracking_uri
 from tasks.tracking.provenance import provenance
@@ -66,6 +74,7 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
         AstraFlowError: the run failed, is supervised already, or cannot begin.
         TerminationSignal: this process got SIGTERM, and not because Prefect cancelled its flow run.
             The members of the run go on without it.
+        Pause: another process of this flow run supervises the run from now on.
     """
     config = loader.load(recipe, overrides)
     name = run_id or str(flow_run.get_name())
@@ -73,13 +82,14 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
     await asyncio.to_thread(store_credentials.load)
     store = object_store.default_store()
     await asyncio.to_thread(object_store.check_store, store)
-    await _refuse_second_supervisor(store.sub(layout.run_prefix(name)), name, config)
-    automatic = await automatic_restart.is_automatic()
-    begin = supervisor.create if automatic else supervisor.start
+    begun = await automatic_restart.read_start()
+    await _wait_for_others(store.sub(layout.run_prefix(name)), name, config, begun)
+    begin = supervisor.create if begun is Start.AUTOMATIC else supervisor.start
     run = await asyncio.to_thread(begin, store, name, config, _deployment())
     await introduce(name, f"run:{name}")
-    if automatic:
-        await automatic_restart.enforce_limit(run, name, config.supervise.restarts_max)
+    await suspension.retire_suspended(name)
+    if begun is Start.AUTOMATIC:
+        await _continue_end(run, name, config)
     attempt = int(flow_run.get_run_count() or 1) - 1
     resumed = await asyncio.to_thread(_has_begun, run)
     progress = ProgressLog(config.log_every_s, config.log_every_steps)
@@ -101,15 +111,44 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
             _showing(live, LIVE_INTERVAL_S),
             announcing(run, name, watcher.events),
         ):
-            begun = "resumed" if resumed else "started"
-            watcher.events.add(f"run.{begun}", str(flow_run.get_id()))
+            event = "run.resumed" if resumed else "run.started"
+            watcher.events.add(event, str(flow_run.get_id()))
             stop = await _supervise(watcher)
             watcher.events.add(f"run.{stop.state}", str(stop.at_s), stop.at_s, reason=stop.reason)
-        with tagged(f"run:{name}"):
-            closing.close(name, stop, tracker, heartbeat, config.supervise.close_timeout_s)
+        if stop.state == "suspended":
+            await asyncio.to_thread(closing.suspend, tracker, heartbeat)
+        else:
+            with tagged(f"run:{name}"), suspension.ignored():
+                closing.close(name, stop, tracker, heartbeat, config.supervise.close_timeout_s)
     if stop.state == "failed":
         raise AstraFlowError(f"run {name} failed: {stop.reason}")
     return Outcome(name, stop.state, stop.reason)
+
+
+async def _wait_for_others(run: ObjectStore, run_id: str, config: RunConfig, begun: Start) -> None:
+    """Wait for an earlier process of this flow run, and refuse to start beside another flow run.
+
+    Raises:
+        ConfigError: another supervisor is alive.
+    """
+    if begun is Start.RESUMED:  # by a person who did not wait for the end of the suspension
+        while await _is_alive(run, config):
+            log.info("run %s is still being suspended: waiting for its supervisor to leave", run_id)
+    await _refuse_second_supervisor(run, run_id, config)
+
+
+async def _continue_end(run: ObjectStore, run_id: str, config: RunConfig) -> None:
+    """Request the end that a supervisor which died had requested, or failed to store.
+
+    Raises AstraFlowError for a run whose supervisors keep dying.
+    """
+    await automatic_restart.enforce_limit(run, run_id, config.supervise.restarts_max)
+    if await automatic_restart.died_suspended(run_id):
+        await asyncio.to_thread(runs.request_stop, run, _suspended())
+
+
+def _suspended() -> Stop:
+    return Stop("suspended", suspension.BY_PREFECT, time.time())
 
 
 async def _refuse_second_supervisor(run: ObjectStore, run_id: str, config: RunConfig) -> None:
@@ -124,15 +163,26 @@ async def _refuse_second_supervisor(run: ObjectStore, run_id: str, config: RunCo
     other = await rival(run_id)
     if other is None:
         return
+    if other.is_suspended and await asyncio.to_thread(_last_heartbeat, run) is None:
+        return  # its process has left
+    if await _is_alive(run, config):
+        raise _second_supervisor(run_id, other.flow_run_id)
+    if await asyncio.to_thread(flow_processes.cpu_seconds, other.flow_run_id) is not None:
+        raise _second_supervisor(run_id, other.flow_run_id)  # it is alive, and slow
+
+
+async def _is_alive(run: ObjectStore, config: RunConfig) -> bool:
+    """Return whether a supervisor's heartbeat changes within the time after which a member counts
+    as lost.
+    """
     interval_s = config.supervise.heartbeat_interval_s
     before = await asyncio.to_thread(_last_heartbeat, run)
     for _ in range(math.ceil(config.supervise.heartbeat_limit_s / interval_s)):
         await asyncio.sleep(interval_s)
         now = await asyncio.to_thread(_last_heartbeat, run)
         if now is not None and now != before:
-            raise _second_supervisor(run_id, other)
-    if await asyncio.to_thread(flow_processes.cpu_seconds, other) is not None:
-        raise _second_supervisor(run_id, other)  # it is alive, and slow
+            return True
+    return False
 
 
 def _second_supervisor(run_id: str, flow_run_id: str) -> ConfigError:
@@ -168,14 +218,33 @@ def _deployment() -> str:
 
 
 async def _supervise(watcher: supervisor.Supervisor) -> Stop:
-    """Supervise until the run is over. A cancelled flow run cancels the training run, whose members
-    then leave.
+    """Supervise until the run is over. A cancelled or suspended flow run ends the training run,
+    whose members then leave.
+
+    Raises:
+        Pause: another process of this flow run supervises the run from now on.
+        TerminationSignal: this process got SIGTERM; the members go on.
     """
-    async with sigterm_as_event() as sigterm:
+    prefect = suspension.SuspensionWatch(suspension.own_flow_runs())
+
+    async def look() -> None:
+        if await prefect.look(watcher.over is not None and watcher.over.state != "suspended"):
+            watcher.over = watcher.over or _suspended()
+
+    async with (
+        sigterm_as_event() as sigterm,
+        _repeating(look, watcher.config.supervise.poll_interval_s),
+    ):
         supervising = asyncio.create_task(watcher.supervise())
         terminated = asyncio.create_task(sigterm.wait())
+        resumed = asyncio.create_task(prefect.resumed.wait())
         try:
-            await asyncio.wait({supervising, terminated}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {supervising, terminated, resumed}, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not supervising.done() and prefect.resumed.is_set():
+                log.warning("the flow run was resumed: its new process supervises the run")
+                raise suspension.superseded()
             if not supervising.done():
                 if not await asyncio.to_thread(is_being_cancelled):
                     log.warning(
@@ -189,8 +258,8 @@ async def _supervise(watcher: supervisor.Supervisor) -> Stop:
                 )
             return await supervising
         finally:
-            supervising.cancel()
-            terminated.cancel()
+            for waiting in (supervising, terminated, resumed):
+                waiting.cancel()
 
 
 @contextlib.asynccontextmanager

@@ -18,7 +18,7 @@ from storage.coordination import heartbeats
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import backoff_s
 from storage.errors import ConfigError, CorruptError, TransientError
-from storage.records.control import Heartbeat, ServiceState, Stop, WaitReason
+from storage.records.control import PLANNED_ENDS, Heartbeat, ServiceState, Stop, WaitReason
 from storage.records.progress import SupervisorProgress
 from storage.run import runs
 from storage.store.object_store import ObjectStore
@@ -106,7 +106,7 @@ class Supervisor:
             clock=self.clock,
             poll_interval_s=self.config.supervise.poll_interval_s,
             leave_within_s=self.leave_within_s,
-            patient=stop.state in ("completed", "exhausted"),
+            patient=stop.state in PLANNED_ENDS,
         )
 
     async def poll(self) -> Stop | None:
@@ -120,13 +120,15 @@ class Supervisor:
         try:
             stop = await asyncio.to_thread(runs.read_stop, self.run)
             if stop is not None:
+                self.over = stop
                 return stop
             if self.over is None:
                 reached = await self._poll_members()
                 self.over = self.over or reached  # a cancellation may have come meanwhile
             if self.over is None:
                 return None
-            return await asyncio.to_thread(runs.request_stop, self.run, self.over)
+            self.over = await asyncio.to_thread(runs.request_stop, self.run, self.over)
+            return self.over
         except TransientError as error:
             log.warning("the store does not answer: %s", error)
             return None

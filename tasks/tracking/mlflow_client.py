@@ -206,7 +206,7 @@ class Board:
             return str(created.version)
 
     def end(self, status: str) -> None:
-        """Set the state of the MLflow runs: FINISHED, FAILED or KILLED."""
+        """Set the state of the MLflow runs: FINISHED, SCHEDULED, FAILED or KILLED."""
         with translated():
             for mlflow_id in self._ids.values():
                 self._client.set_terminated(mlflow_id, status)

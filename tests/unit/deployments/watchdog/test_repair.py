@@ -5,7 +5,9 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -19,6 +21,8 @@ from deployments.stack import commands, cpu_features, processes, readiness, stat
 from deployments.stack.processes import Process
 from deployments.stack.state import MLFLOW, SERVER, WATCHDOG, Stack
 from deployments.watchdog import repair
+from storage.errors import ConfigError
+from tests.support.runs.flow_run_states import history
 from tests.unit.deployments.watchdog.test_watch import _dead, _saved
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
@@ -96,6 +100,42 @@ def test_nothing_is_started_that_belongs_to_somebody_else(
     assert _changed(home, before) == set()
 
 
+@pytest.mark.parametrize(
+    ("state", "age_s", "has_run", "reported"),
+    [
+        ("Pending", 3.0, True, None),
+        ("Pending", repair.WORKER_GRACE_S + 5.0, True, "Crashed"),
+        ("Pending", 3.0, False, "Crashed"),
+        ("Running", 3.0, True, "Crashed"),
+        ("Cancelling", 3.0, True, "Cancelled"),
+    ],
+)
+def test_a_flow_run_that_was_resumed_is_not_reported_while_its_process_is_started(
+    monkeypatch: pytest.MonkeyPatch, state: str, age_s: float, has_run: bool, reported: str | None
+) -> None:
+    (found,) = history(state)
+    found.timestamp = datetime.now(UTC) - timedelta(seconds=age_s)
+    flow_run = FlowRun(
+        flow_id=uuid.uuid4(),
+        name="tiny-1",
+        state=found,
+        state_type=found.type,
+        start_time=datetime.now(UTC) if has_run else None,
+    )
+    ends: list[str] = []
+    client = SimpleNamespace(
+        read_flow_run=lambda flow_run_id: flow_run,
+        set_flow_run_state=lambda flow_run_id, state, force: ends.append(state.name),
+    )
+    monkeypatch.setattr(repair, "connected", lambda api_url: nullcontext(client))
+    if reported is None:
+        with pytest.raises(ConfigError, match=r"not reported yet: tiny-1 \(it is starting again\)"):
+            repair.report_ended("http://x/api", [uuid.uuid4()])
+    else:
+        repair.report_ended("http://x/api", [uuid.uuid4()])
+    assert ends == [reported] * (reported is not None)
+
+
 def test_a_report_without_a_server_is_tried_again(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +177,7 @@ def test_a_flow_run_that_cannot_be_reported_keeps_no_other_from_it(
     _saved(home, PARENT)
     assert repair.main(["--ended", str(bad), str(good)]) == repair.TRY_AGAIN
     assert prefect.crashed == [good]
-    assert f"flow run {bad} could not be reported" in capsys.readouterr().out
+    assert f"not reported yet: {bad} (no)" in capsys.readouterr().out
     assert repair.main(["--ended", str(good)]) == 0
 
 

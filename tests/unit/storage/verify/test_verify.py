@@ -579,7 +579,7 @@ def test_every_object_is_missing_in_an_empty_completed_run(memory_store: ObjectS
     ]
 
 
-@pytest.mark.parametrize("state", ["cancelled", "failed", "exhausted"])
+@pytest.mark.parametrize("state", ["cancelled", "failed", "exhausted", "suspended"])
 def test_a_run_that_ended_early_has_no_missing_objects(
     memory_store: ObjectStore, state: RunEnd
 ) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.errors import ConfigError
+from storage.errors import AstraFlowError, ConfigError
 from storage.promotion import nights, promotions
 from storage.records.control import Stop
 from storage.records.nights import NightEnd
@@ -88,6 +88,16 @@ def test_a_run_that_did_not_reach_its_end_ends_the_night(
     outcome = judging.unfinished(memory_store, PLAN)
     assert outcome is not None
     assert (outcome.end, outcome.reason) == (end, "why")
+
+
+def test_a_night_whose_run_is_suspended_is_not_over(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    runs.request_stop(run, Stop("suspended", "by a person", 1.0))
+    assert not judging.is_completed(memory_store, PLAN), "it is trained on"
+    with pytest.raises(AstraFlowError, match=f"start it again with the night_id {PLAN.night}"):
+        judging.unfinished(memory_store, PLAN)
+    assert nights.read_outcome(memory_store, PLAN.name, PLAN.night) is None
 
 
 @pytest.mark.parametrize("state", ["completed", "exhausted"])

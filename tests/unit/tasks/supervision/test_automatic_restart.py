@@ -1,89 +1,77 @@
-import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
-from typing import Any
-from uuid import uuid4
+"""How a supervisor was started, and the end of runs whose supervisors keep dying."""
 
-import httpx
+import asyncio
+
 import pytest
-from prefect.client.schemas.objects import CreatedBy, StateType
 
 from storage.errors import AstraFlowError
 from storage.records.control import Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore
-from tasks.supervision import automatic_restart
-from tasks.supervision.automatic_restart import enforce_limit, is_automatic
+from tasks.supervision import suspension
+from tasks.supervision.automatic_restart import (
+    Start,
+    died_suspended,
+    enforce_limit,
+    read_start,
+    start_of,
+)
+from tests.support.runs.flow_run_states import FlowRunStates, history
 
-SUPERVISOR, MEMBER = "tiny-1", "trainer-solver #1 · tiny-1"
+MEMBER = "trainer-solver #1 · tiny-1"
 ROWS_MAX = 200
 """Of one response of Prefect's API."""
+BEGUN = ("Scheduled", "Pending", "Running")
 
 
-class Prefect:
-    """A client of a server with crashed flow runs of these names, on which `creator` began this
-    one.
-    """
-
-    def __init__(self, creator: str | None = None, crashed: Sequence[str] = ()) -> None:
-        self.creator, self.crashed = creator, crashed
-        self.away = False
-
-    async def read_flow_run(self, flow_run_id: Any) -> SimpleNamespace:
-        self._answer()
-        creator = CreatedBy(id=uuid4(), type=self.creator) if self.creator else None
-        return SimpleNamespace(created_by=creator)
-
-    async def read_flow_runs(self, flow_run_filter: Any) -> list[SimpleNamespace]:
-        self._answer()
-        assert flow_run_filter.tags.all_ == ["run:tiny-1"]
-        assert flow_run_filter.state.type.any_ == [StateType.CRASHED]
-        assert flow_run_filter.end_time.after_ is not None
-        names = flow_run_filter.name.any_ if flow_run_filter.name else self.crashed
-        found = [name for name in self.crashed if name in names]
-        return [
-            SimpleNamespace(tags=["run:tiny-1", *([] if name == SUPERVISOR else ["member:m"])])
-            for name in found[:ROWS_MAX]
-        ]
-
-    def _answer(self) -> None:
-        if self.away:
-            raise httpx.ConnectError("away")
-
-
-def _use(monkeypatch: pytest.MonkeyPatch, prefect: Prefect) -> Prefect:
-    @asynccontextmanager
-    async def get_client() -> AsyncIterator[Prefect]:
-        yield prefect
-
-    monkeypatch.setattr(automatic_restart, "get_client", get_client)
-    runtime = SimpleNamespace(flow_run=SimpleNamespace(get_id=lambda: str(uuid4())))
-    monkeypatch.setattr(automatic_restart, "runtime", runtime)
-    return prefect
+@pytest.fixture
+def prefect(monkeypatch: pytest.MonkeyPatch) -> FlowRunStates:
+    return FlowRunStates(monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("creator", "expected"), [("AUTOMATION", True), ("DEPLOYMENT", False), (None, False)]
+    ("creator", "names", "start"),
+    [
+        ("AUTOMATION", BEGUN, Start.AUTOMATIC),
+        ("DEPLOYMENT", BEGUN, Start.REQUESTED),
+        (None, BEGUN, Start.REQUESTED),
+        (None, (*BEGUN, "Suspended", "Resuming", "Pending", "Running"), Start.RESUMED),
+        ("AUTOMATION", (*BEGUN, "Suspended", "Resuming", "Late", "Running"), Start.RESUMED),
+        (None, (*BEGUN, "Suspending", "Pending", "Running"), Start.AUTOMATIC),
+        (None, (*BEGUN, "Suspending", "Crashed", *BEGUN), Start.REQUESTED),
+        ("AUTOMATION", (*BEGUN, "Suspending", "Crashed", *BEGUN), Start.AUTOMATIC),
+    ],
 )
-def test_a_supervisor_knows_whether_an_automation_has_started_it(
-    monkeypatch: pytest.MonkeyPatch, creator: str | None, expected: bool
+def test_the_start_of_a_supervisor_is_read_from_its_creator_and_its_states(
+    prefect: FlowRunStates,
+    monkeypatch: pytest.MonkeyPatch,
+    creator: str | None,
+    names: tuple[str, ...],
+    start: Start,
 ) -> None:
-    _use(monkeypatch, Prefect(creator))
-    assert asyncio.run(is_automatic()) == expected
+    assert start_of(creator, history(*names)) is start
+    process = prefect.add(*names, creator=creator)
+    own = prefect.add("Running", deployed=False)
+    monkeypatch.setattr(suspension, "own_flow_runs", lambda: (own, process))
+    assert asyncio.run(read_start()) is start
 
 
 def test_without_an_answer_a_supervisor_counts_as_started_by_a_person(
-    monkeypatch: pytest.MonkeyPatch,
+    prefect: FlowRunStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _use(monkeypatch, Prefect("AUTOMATION")).away = True
-    assert not asyncio.run(is_automatic())
+    own = prefect.add(*BEGUN, creator="AUTOMATION")
+    monkeypatch.setattr(suspension, "own_flow_runs", lambda: (own,))
+    prefect.away = True
+    assert asyncio.run(read_start()) is Start.REQUESTED
+    monkeypatch.setattr(suspension, "own_flow_runs", tuple)
+    assert asyncio.run(read_start()) is Start.REQUESTED, "outside of flows"
 
 
 def test_a_run_whose_supervisors_keep_dying_fails(
-    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    memory_store: ObjectStore, prefect: FlowRunStates
 ) -> None:
-    prefect = _use(monkeypatch, Prefect(crashed=[SUPERVISOR, SUPERVISOR, MEMBER]))
+    for name in ("tiny-1", "tiny-1", MEMBER):
+        prefect.add(*BEGUN, "Crashed", name=name)
     asyncio.run(enforce_limit(memory_store, "tiny-1", 2))
     assert runs.read_stop(memory_store) is None
     prefect.away = True
@@ -97,20 +85,45 @@ def test_a_run_whose_supervisors_keep_dying_fails(
 
 
 def test_crashed_members_hide_no_supervisor(
-    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    memory_store: ObjectStore, prefect: FlowRunStates
 ) -> None:
-    _use(monkeypatch, Prefect(crashed=[*[MEMBER] * ROWS_MAX, SUPERVISOR, SUPERVISOR]))
+    for name in ("tiny-1", "tiny-1", *[MEMBER] * ROWS_MAX):
+        # the members died later, and one response has the newest only
+        prefect.add(*BEGUN, *["Running"] * (name == MEMBER), "Crashed", name=name)
+    prefect.rows_max = ROWS_MAX
     with pytest.raises(AstraFlowError, match="its supervisor died 2 times"):
         asyncio.run(enforce_limit(memory_store, "tiny-1", 1))
 
 
 def test_a_run_that_had_ended_keeps_its_end(
-    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    memory_store: ObjectStore, prefect: FlowRunStates
 ) -> None:
-    _use(monkeypatch, Prefect(crashed=[SUPERVISOR, SUPERVISOR]))
+    for _ in range(2):
+        prefect.add(*BEGUN, "Crashed")
     runs.request_stop(memory_store, Stop("completed", "all done", 1.0))
     with pytest.raises(AstraFlowError):
         asyncio.run(enforce_limit(memory_store, "tiny-1", 1))
     stop = runs.read_stop(memory_store)
     assert stop is not None
     assert stop.state == "completed"
+
+
+@pytest.mark.parametrize(
+    ("died", "expected"),
+    [
+        ([(*BEGUN, "Suspended", "Crashed")], True),
+        ([(*BEGUN, "Suspending", "Crashed")], True),
+        ([(*BEGUN, "Crashed")], False),
+        ([("Running", "Suspended", "Crashed"), (*BEGUN, "Pending", "Running", "Crashed")], False),
+        ([], False),
+    ],
+)
+def test_a_supervisor_may_die_before_it_has_stored_its_suspension(
+    prefect: FlowRunStates, died: list[tuple[str, ...]], expected: bool
+) -> None:
+    for names in died:
+        prefect.add(*names)
+    prefect.add(*BEGUN, "Pending", "Running", "Suspending", "Crashed", name=MEMBER)
+    assert asyncio.run(died_suspended("tiny-1")) is expected
+    prefect.away = True
+    assert not asyncio.run(died_suspended("tiny-1"))

@@ -27,8 +27,10 @@ def supervised(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Ca
     """Starts a run with a budget, at a whole second: sums of hours are then exact."""
     monkeypatch.setattr(runs, "time", SimpleNamespace(time=lambda: 1_700_000_000.0))
 
-    def of(**budget: Any) -> World:
-        return World(memory_store, **{f"budget.{key}": value for key, value in budget.items()})
+    def of(*, age_hours: float = 0.0, **budget: Any) -> World:
+        world = World(memory_store, **{f"budget.{key}": value for key, value in budget.items()})
+        world.wall_s += age_hours * HOUR_S
+        return world
 
     return of
 
@@ -171,7 +173,7 @@ def test_tokens_never_decrease_over_damaged_orders_and_restarts(
 def test_the_cost_is_the_hours_of_each_member_times_its_price(
     supervised: Callable[..., World],
 ) -> None:
-    world = supervised(cost=100, price_per_hour=PRICES)
+    world = supervised(cost=100, price_per_hour=PRICES, age_hours=200)
     world.look()
     alive(world, "trainer-solver", 2)
     alive(world, "rollout-us-east-0", 1)
@@ -190,7 +192,7 @@ def test_the_cost_is_the_hours_of_each_member_times_its_price(
 def test_the_cost_is_used_up_at_exactly_the_limit(
     supervised: Callable[..., World], hours: float, state: str | None
 ) -> None:
-    world = supervised(cost=24, price_per_hour=PRICES)
+    world = supervised(cost=24, price_per_hour=PRICES, age_hours=5)
     alive(world, "trainer-solver", hours)
     stop = world.look()
     assert (stop.state if stop else None) == state
@@ -198,7 +200,7 @@ def test_the_cost_is_used_up_at_exactly_the_limit(
 
 
 def test_the_hours_of_earlier_attempts_are_in_the_cost(supervised: Callable[..., World]) -> None:
-    world = supervised(cost=1000, price_per_hour=PRICES)
+    world = supervised(cost=1000, price_per_hour=PRICES, age_hours=5)
     alive(world, "trainer-solver", 2)
     world.look()
     alive(world, "trainer-solver", 0.5, attempt=1, started_s=2.0)
@@ -214,8 +216,18 @@ def test_the_hours_of_earlier_attempts_are_in_the_cost(supervised: Callable[...,
     assert used(world).used["cost"] == pytest.approx(24 + 12 + 3)
 
 
+def test_an_attempt_is_not_older_than_its_run(supervised: Callable[..., World]) -> None:
+    world = supervised(cost=1000, price_per_hour=PRICES)
+    alive(world, "trainer-solver", 1e6)
+    world.look(seconds=2 * HOUR_S)
+    assert used(world).used["cost"] == pytest.approx(24)
+    alive(world, "trainer-solver", 2.5)  # its next heartbeat, which is true
+    world.look(seconds=0.5 * HOUR_S)
+    assert used(world).used["cost"] == pytest.approx(30)
+
+
 def test_a_restarted_supervisor_counts_on(supervised: Callable[..., World]) -> None:
-    world = supervised(cost=1000, hours=100, price_per_hour=PRICES)
+    world = supervised(cost=1000, hours=100, price_per_hour=PRICES, age_hours=5)
     alive(world, "trainer-solver", 2)
     alive(world, "trainer-verifier", 1)
     world.look()
@@ -232,7 +244,7 @@ def test_a_restarted_supervisor_counts_on(supervised: Callable[..., World]) -> N
 def test_a_poll_that_could_not_store_the_usage_counts_nothing_twice(
     supervised: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = supervised(cost=1000, price_per_hour=PRICES)
+    world = supervised(cost=1000, price_per_hour=PRICES, age_hours=5)
     alive(world, "trainer-solver", 2)
     write, failures = usage.write, [TransientError("away"), TransientError("away")]
 
@@ -252,9 +264,9 @@ def test_all_budgets_that_are_used_up_are_the_reason(supervised: Callable[..., W
     world = supervised(hours=1, tokens=5000, cost=12, price_per_hour=PRICES)
     order(world, 0, 4999)
     alive(world, "trainer-solver", 1.25)
-    stop = world.look(seconds=HOUR_S)
+    stop = world.look(seconds=1.25 * HOUR_S)
     assert stop is not None
-    assert stop.reason == "budget: hours 1.0 of 1, cost 15.00 of 12"
+    assert stop.reason == "budget: hours 1.2 of 1, cost 15.00 of 12"
 
 
 def test_a_run_that_completes_at_its_limit_is_completed(supervised: Callable[..., World]) -> None:
@@ -295,7 +307,7 @@ def test_a_warning_is_logged_once_when_80_percent_of_a_limit_are_used(
 def test_a_run_continues_with_a_larger_budget_and_not_with_the_same(
     supervised: Callable[..., World],
 ) -> None:
-    world = supervised(cost=24, price_per_hour=PRICES)
+    world = supervised(cost=24, price_per_hour=PRICES, age_hours=5)
     alive(world, "trainer-solver", 2)
     assert world.look() is not None
     world.supervisor = world.restarted(**{"budget.hours": 50})
@@ -349,7 +361,8 @@ def test_a_damaged_usage_fails_a_run_with_a_budget_and_no_other(
 def test_absurd_lives_in_heartbeats_leave_a_usage_that_can_be_read(
     supervised: Callable[..., World],
 ) -> None:
-    world = supervised(cost=1e12, price_per_hour={**PRICES, "trainers": 1e12})
+    prices = {**PRICES, "trainers": 1e12}
+    world = supervised(cost=1e12, price_per_hour=prices, age_hours=10_000)
     alive(world, "trainer-solver", 2**53 / HOUR_S)
     stop = world.look()
     assert stop is not None

@@ -15,7 +15,9 @@ from prefect import flow, tags
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
+from prefect.states import Suspended
 
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConfigError
@@ -24,7 +26,7 @@ from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import Progress, Verdict
 from tasks.services import prefect_tasks
-from tasks.supervision import closing
+from tasks.supervision import closing, suspension
 from tests.support.checkout import ROOT
 from tests.support.patience import PATIENCE_S
 
@@ -76,7 +78,12 @@ class Closed:
     """What Prefect shows of a flow that took the closing steps."""
 
     def __init__(
-        self, run: ObjectStore, tracker: Tracker | None, timeout_s: float = PATIENCE_S
+        self,
+        run: ObjectStore,
+        tracker: Tracker | None,
+        timeout_s: float = PATIENCE_S,
+        *,
+        is_suspended: bool = False,
     ) -> None:
         self.heartbeats: list[str] = []
 
@@ -88,7 +95,16 @@ class Closed:
                 tags("run:old-1"),
             ):
                 patch.setattr(heartbeat, "update", self._noted(heartbeat.update))
-                closing.close(RUN_ID, STOP, tracker, heartbeat, timeout_s)  # type: ignore[arg-type]  # all that is asked of a tracker here
+                context = FlowRunContext.get()
+                assert context is not None
+                request = context.flow_run_suspension_request
+                if is_suspended:
+                    request.mark_requested(Suspended())
+                with suspension.ignored():
+                    closing.close(RUN_ID, STOP, tracker, heartbeat, timeout_s)  # type: ignore[arg-type]  # all that is asked of a tracker here
+                assert FlowRunContext.get() is context
+                assert request.is_requested() is is_suspended, "Prefect's engine is not deceived"
+                request.mark_requested(None)  # type: ignore[arg-type]  # or this flow would not return
             return str(flow_run.get_id())
 
         self.steps: dict[str, TaskRun] = {}
@@ -158,6 +174,25 @@ def test_the_steps_follow_each_other_in_prefects_graph(run: ObjectStore) -> None
     assert f"Last evaluation: `{EVALUATION}`" in shown["run-summary"]
     assert f"{runs.store_of(run).url}/runs/old-1/report.html" in shown["run-summary"]
     assert b"old-1" in run.get("report.html")
+
+
+def test_a_run_that_was_over_when_it_was_suspended_is_closed(run: ObjectStore) -> None:
+    closed = Closed(run, Tracker(), is_suspended=True)
+    assert closed.states() == ["Completed"] * len(STEPS)
+    assert sorted(closed.artifacts()) == ["run-summary"]
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+def test_mlflow_shows_that_a_run_is_suspended_and_its_errors_are_only_logged(
+    run: ObjectStore, failures: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = Tracker(failures=failures)
+    with HeartbeatWriter(run, "supervisor", "supervisor", 0, 60.0) as heartbeat:
+        closing.suspend(tracker, heartbeat)  # type: ignore[arg-type]  # all that is asked of a tracker here
+        assert heartbeat.last.state is ClosingStep.TRACKING
+        closing.suspend(None, heartbeat)
+    assert tracker.states == ["suspended"]
+    assert ("a surprise of MLflow" in caplog.text) is bool(failures)
 
 
 def test_a_run_without_tracking_has_no_step_for_it(run: ObjectStore) -> None:

@@ -18,6 +18,7 @@ from prefect.states import Running, Scheduled
 from storage.errors import ConfigError
 from tasks.supervision import launcher
 from tasks.supervision.members import FlowRunPhase, Member
+from tests.support.runs.flow_run_states import FlowRunStates
 
 WORKER = Member(
     id="rollout-x-0", kind="rollout", deployment="rollout/x", parameters={"region": "x"}, queue="x"
@@ -166,3 +167,41 @@ def test_a_flow_run_with_the_tags_of_a_member_and_other_parameters_is_passed_ove
     newest = asyncio.run(launcher.PrefectLauncher("r").newest())
     assert newest is not None
     assert newest["rollout-x-0"].flow_run_id == str(rows[5].id)
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        (("Running",), True),
+        (("Scheduled", "Running", "Cancelling"), True),
+        (("Scheduled", *("Running" for _ in range(9)), "Suspending"), True),
+        (("Scheduled", *("Running" for _ in range(9)), "Closing"), True),
+        (("Scheduled", "Running", "Suspended"), True),
+        (("Scheduled", "Running", "Crashed"), False),
+        (tuple("Running" for _ in range(9)), False),
+    ],
+)
+def test_the_earlier_of_two_supervisors_is_the_one_whose_process_began_earlier(
+    monkeypatch: pytest.MonkeyPatch, other: tuple[str, ...], expected: bool
+) -> None:
+    """The last flow run has begun first, and was resumed after the current one had begun."""
+    prefect = FlowRunStates(monkeypatch)
+    resumed = ("Scheduled", "Running", "Suspended", "Resuming", "Pending", "Running")
+    own, found = prefect.add(*resumed), prefect.add(*other)
+    monkeypatch.setattr(launcher.runtime.flow_run, "get_id", lambda: str(own))
+    shown = asyncio.run(launcher.rival("tiny-1"))
+    is_suspended = other[-1] == "Suspended"
+    assert shown == (launcher.Rival(str(found), is_suspended) if expected else None)
+
+
+def test_a_supervisor_that_goes_on_is_refused_before_a_suspended_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prefect = FlowRunStates(monkeypatch)
+    prefect.add("Running", "Suspended")
+    running = prefect.add("Running")
+    own = prefect.add("Scheduled", "Pending", "Running")
+    monkeypatch.setattr(launcher.runtime.flow_run, "get_id", lambda: str(own))
+    assert asyncio.run(launcher.rival("tiny-1")) == launcher.Rival(str(running))
+    prefect.away = True
+    assert asyncio.run(launcher.rival("tiny-1")) is None

@@ -1,5 +1,5 @@
 """The surroundings of the supervisor: its background sync with MLflow, which never fails the run;
-cancellation in Prefect; other supervisors of the run.
+cancellation and suspension in Prefect; other supervisors of the run.
 """
 
 import asyncio
@@ -7,21 +7,26 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from pathlib import Path
+from uuid import UUID
 
 import pytest
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import Pause, TerminationSignal
 
 from storage.errors import ConfigError
-from storage.records.control import Heartbeat
+from storage.records.control import Heartbeat, RunEnd, Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.recipes import loader
-from tasks.supervision import lifecycle
+from tasks.supervision import lifecycle, supervisor, suspension
+from tasks.supervision.automatic_restart import Start
+from tasks.supervision.launcher import Rival
+from tasks.supervision.shutdown import Shutdown
 from tests.support.patience import PATIENCE_S
 from tests.support.runs import builders
+from tests.support.runs.flow_run_states import FlowRunStates, history
 from tests.support.runs.supervised import World
 
 
@@ -106,12 +111,12 @@ def test_a_run_without_an_id_has_the_name_of_its_flow_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def refuse(run: ObjectStore, run_id: str, config: object) -> None:
+    async def refuse(run: ObjectStore, run_id: str, config: object, begun: object) -> None:
         raise ConfigError(f"{run.prefix} {run_id}")
 
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
     monkeypatch.setattr(lifecycle.flow_run, "get_name", lambda: name)
-    monkeypatch.setattr(lifecycle, "_refuse_second_supervisor", refuse)
+    monkeypatch.setattr(lifecycle, "_wait_for_others", refuse)
     with pytest.raises(ConfigError, match=f"runs/{named}/? {named}$"):
         asyncio.run(lifecycle.run_training(run_id, "multi_policy_tiny", {}))
 
@@ -182,22 +187,161 @@ def test_a_sigterm_without_a_cancellation_in_prefect_does_not_end_the_run(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def _suspend_at(world: World, prefect: FlowRunStates, monkeypatch: pytest.MonkeyPatch) -> UUID:
+    """Begin a supervisor whose members run; return its flow run, which a person has suspended."""
+    world.look()
+    world.run_all()
+    own = prefect.add("Pending", "Running", "Suspended")
+    monkeypatch.setattr(suspension, "own_flow_runs", lambda: (own,))
+    return own
+
+
+def test_a_run_whose_flow_run_is_suspended_is_suspended(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, prefect = World(memory_store), FlowRunStates(monkeypatch)
+    own = _suspend_at(world, prefect, monkeypatch)
+    shutdown, states = supervisor.Supervisor.shutdown, list[str | None]()
+
+    def note(self: supervisor.Supervisor, stop: Stop) -> Shutdown:
+        states.append(prefect.last(own).name)
+        return shutdown(self, stop)
+
+    monkeypatch.setattr(supervisor.Supervisor, "shutdown", note)
+    monkeypatch.setattr(Shutdown, "all_left", _left_after_another_suspension(prefect, own))
+    stop = asyncio.run(asyncio.wait_for(lifecycle._supervise(world.supervisor), PATIENCE_S))
+    assert (stop.state, stop.reason) == ("suspended", "its flow run was suspended in Prefect")
+    assert runs.read_stop(world.run) == stop
+    assert states == ["Suspending"]
+    assert prefect.names(own)[-3:] == ["Suspending", "Suspended", "Suspending"]
+    assert world.launcher.cancelled == []
+
+
+def _left_after_another_suspension(
+    prefect: FlowRunStates, own: UUID
+) -> Callable[..., Awaitable[bool]]:
+    """The wait for members during which a person suspends the flow run once more."""
+
+    async def all_left(self: Shutdown, limit_s: float, patient: bool = False) -> bool:
+        assert patient, "trainers save a checkpoint"
+        prefect.states[own] += history("Suspended")
+        while prefect.last(own).name == "Suspended":  # noqa: ASYNC110 - the answer is a state
+            await asyncio.sleep(0)
+        return True
+
+    return all_left
+
+
+@pytest.mark.parametrize("state", ["completed", "exhausted"])
+def test_a_run_that_was_over_when_it_was_suspended_keeps_its_end(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, state: RunEnd
+) -> None:
+    world, prefect = World(memory_store), FlowRunStates(monkeypatch)
+    over = Stop(state, "all done", 1.0)
+    runs.request_stop(world.run, over)
+    asyncio.run(world.supervisor.poll())
+    own = prefect.add("Pending", "Running", "Suspended")
+    monkeypatch.setattr(suspension, "own_flow_runs", lambda: (own,))
+    assert asyncio.run(lifecycle._supervise(world.supervisor)) == over
+    assert prefect.names(own)[-1] == "Closing"
+    assert runs.read_stop(world.run) == over
+
+
+def test_a_suspension_from_the_command_line_is_one_in_prefect_too(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second suspension changes neither the reason nor the flow run's state."""
+    world, prefect = World(memory_store), FlowRunStates(monkeypatch)
+    own = _suspend_at(world, prefect, monkeypatch)
+    runs.request_stop(world.run, Stop("suspended", "by a command", 1.0))
+    asyncio.run(world.supervisor.poll())
+    monkeypatch.setattr(Shutdown, "all_left", _left_after_another_suspension(prefect, own))
+    stop = asyncio.run(lifecycle._supervise(world.supervisor))
+    assert stop.reason == "by a command"
+    assert world.supervisor.over == stop
+    assert prefect.names(own)[-1] == "Suspending"
+
+
+def test_a_supervisor_whose_flow_run_got_another_process_leaves_the_members_to_it(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, prefect = World(memory_store), FlowRunStates(monkeypatch)
+    own = _suspend_at(world, prefect, monkeypatch)
+    prefect.states[own] += history("Resuming")
+    with pytest.raises(Pause):
+        asyncio.run(asyncio.wait_for(lifecycle._supervise(world.supervisor), PATIENCE_S))
+    assert runs.read_stop(world.run) is None
+    assert world.launcher.cancelled == []
+    assert prefect.last(own).name == "Resuming"
+
+
+@pytest.mark.parametrize("begun", Start)
+def test_a_resumed_supervisor_waits_for_the_one_that_still_leaves(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, begun: Start
+) -> None:
+    config = loader.load("multi_policy_tiny", LIMITS)
+    run, beats, polls = memory_store.sub("runs/tiny-1"), count(), count()
+    last_beat = lifecycle._last_heartbeat
+
+    async def alone(run_id: str) -> None:
+        return None
+
+    def look(run: ObjectStore) -> object:
+        state = "working" if next(polls) < 30 else "done"
+        builders.put_heartbeat(run, _beat(next(beats), state))
+        return last_beat(run)
+
+    monkeypatch.setattr(lifecycle, "rival", alone)
+    monkeypatch.setattr(lifecycle, "_last_heartbeat", look)
+    asyncio.run(lifecycle._wait_for_others(run, "tiny-1", config, begun))
+    assert (next(polls) > 30) is (begun is Start.RESUMED)
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_a_supervisor_that_died_while_it_was_suspended_is_continued(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, suspended: bool
+) -> None:
+    prefect = FlowRunStates(monkeypatch)
+    prefect.add("Running", *["Suspended"] * suspended, "Crashed")
+    world = World(memory_store)
+    asyncio.run(lifecycle._continue_end(world.run, "tiny-1", world.config))
+    stop = runs.read_stop(world.run)
+    assert (stop.state if stop else None) == ("suspended" if suspended else None)
+
+
+def test_a_suspended_run_that_is_started_again_goes_on_and_one_restarted_by_prefect_does_not(
+    memory_store: ObjectStore,
+) -> None:
+    world = World(memory_store)
+    runs.request_stop(world.run, Stop("suspended", "by a person", 1.0))
+    supervisor.create(memory_store, "run", world.config, "")
+    assert runs.read_stop(world.run) is not None
+    supervisor.start(memory_store, "run", world.config, "")
+    assert runs.read_stop(world.run) is None
+
+
+LIMITS = {
+    "supervise.heartbeat_interval_s": 0.01,
+    "supervise.heartbeat_limit_s": 0.05,
+    "rollout.lease_ttl_s": 1.0,
+}
+
+
 def _beside_another(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, heartbeat: Callable[[ObjectStore], None]
+    store: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+    heartbeat: Callable[[ObjectStore], None],
+    *,
+    is_suspended: bool = False,
 ) -> None:
     """Start a run that Prefect shows as supervised by the flow run f-1; `beat` is called at every
     read of its heartbeat.
     """
-    limits = {
-        "supervise.heartbeat_interval_s": 0.01,
-        "supervise.heartbeat_limit_s": 0.05,
-        "rollout.lease_ttl_s": 1.0,
-    }
-    config = loader.load("multi_policy_tiny", limits)
+    config = loader.load("multi_policy_tiny", LIMITS)
     last_beat = lifecycle._last_heartbeat
 
-    async def shown(run_id: str) -> str:
-        return "f-1"
+    async def shown(run_id: str) -> Rival:
+        return Rival("f-1", is_suspended)
 
     def look(run: ObjectStore) -> object:
         heartbeat(run)
@@ -236,6 +380,24 @@ def test_a_silent_supervisor_that_prefect_shows_as_running_is_replaced(
     assert len(polls) == 2 * silent == 12, (
         "one look before, and one a beat until it would count as lost"
     )
+
+
+def test_a_suspended_flow_run_is_replaced_at_once_when_its_process_has_left(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls: list[ObjectStore] = []
+    run = memory_store.sub("runs/tiny-1")
+    builders.put_heartbeat(run, _beat(7, "done"))
+    _beside_another(memory_store, monkeypatch, polls.append, is_suspended=True)
+    assert len(polls) == 1
+    beats = count()
+    with pytest.raises(ConfigError, match="supervised already"):
+        _beside_another(
+            memory_store,
+            monkeypatch,
+            lambda run: builders.put_heartbeat(run, _beat(next(beats), "working")),
+            is_suspended=True,
+        )
 
 
 def test_a_silent_supervisor_with_a_local_process_is_slow(

@@ -385,6 +385,7 @@ def test_after_the_end_the_heartbeat_names_the_remaining_members(world: World) -
     [
         ("completed", []),
         ("exhausted", []),
+        ("suspended", []),
         ("cancelled", ["evaluation-0"]),
         ("failed", ["evaluation-0"]),
     ],

@@ -188,11 +188,12 @@ def test_a_run_that_used_up_its_budget_is_finished_and_registers_its_newest_mode
     assert version.tags["astraflow.version"] == "2"
 
 
-def test_a_cancelled_run_registers_no_model(uri: str) -> None:
-    small_run = trained("tracking-cancelled")
-    Tracker(small_run.run, RUN_ID, small_run.config, uri).finish("cancelled")
+@pytest.mark.parametrize(("state", "status"), [("cancelled", "KILLED"), ("suspended", "SCHEDULED")])
+def test_a_run_that_was_stopped_registers_no_model(uri: str, state: str, status: str) -> None:
+    small_run = trained(f"tracking-{state}")
+    Tracker(small_run.run, RUN_ID, small_run.config, uri).finish(state)
     seen = Seen(uri)
-    assert {run.info.status for run in seen.runs.values()} == {"KILLED"}
+    assert {run.info.status for run in seen.runs.values()} == {status}
     assert seen.client.search_model_versions("name='astraflow-solver'") == []
 
 

