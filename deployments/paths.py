@@ -85,6 +85,11 @@ class Home:
         return self.root / "watchdog.json"
 
     @property
+    def new_watchdog(self) -> Path:
+        """The watchdog's record while it is written."""
+        return self.root / "watchdog.tmp"
+
+    @property
     def watchdog_lock(self) -> Path:
         return self.root / "watchdog.lock"
 
@@ -127,7 +132,7 @@ class Home:
     def refuse_irregular_files(self) -> None:
         """Raise ConfigError for a pipe, a device, a socket or a folder in the place of a file."""
         stack = (self.auth, self.record, self.new_record, self.lock, self.bf16, self.prefect_toml)
-        watchdog = (self.watchdog, self.watchdog_lock)
+        watchdog = (self.watchdog, self.new_watchdog, self.watchdog_lock)
         for path in (*stack, *watchdog, *self.logs.glob("*.log")):
             if path.exists() and not path.is_file():
                 raise ConfigError(not_regular(path))

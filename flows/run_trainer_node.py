@@ -3,10 +3,10 @@
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from tasks.services import run_service
+from tasks.services import attempt_names, run_service
 
 
-@flow(name="train-node", flow_run_name="{member} · {run_id}")
+@flow(name="train-node", flow_run_name=attempt_names.of_this_flow_run)
 def train_node(
     run_id: str, policy: str, node: int, member: str = "", attempt: int = 0
 ) -> State[None] | None:

@@ -33,7 +33,7 @@ from deployments.cli.commands.stack import (
 from deployments.cli.output.terminal import EXIT_FAILED
 from deployments.paths import home
 from storage.errors import AstraFlowError, ConfigError
-from storage.store.addresses import without_credentials
+from storage.store.addresses import text_without_credentials
 from tasks.terminal_text import plain
 
 P = ParamSpec("P")
@@ -46,7 +46,6 @@ WORD_SHOWN = 100
 USAGE_SHOWN = 300
 """Characters that are printed of an error in the arguments, which repeats them."""
 _ENDLESS = re.compile(r"\S{1000,}")
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(up, down, deploy, worker, run, continue_, suspend, resume, cancel),
     *(status, attach, logs, runs, verify, report, episodes, compare, export, weights, tag, gc),
@@ -107,7 +106,7 @@ def _with_errors_printed(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         except (typer.Exit, typer.Abort, KeyboardInterrupt, BrokenPipeError):
             raise  # typer ends without a message when the output's reader has ended: `| head -1`
-        except Exception as error:  # the outermost handler
+        except Exception as error:  # the outermost handler: any error is one line, not a traceback
             if _debug:
                 traceback.print_exc()
             _print_error(_message(error))
@@ -123,7 +122,7 @@ def _print_error(message: str, advice: str = "") -> None:
 
     A message with `advice` is one about wrong arguments, of which USAGE_SHOWN characters are shown.
     """
-    shown = _ADDRESS.sub(lambda address: without_credentials(address[0]), plain(message))
+    shown = text_without_credentials(plain(message))
     shown = _ENDLESS.sub(lambda word: f"{word[0][:WORD_SHOWN]}…", shown)
     if advice and len(shown) > USAGE_SHOWN:
         shown = f"{shown[:USAGE_SHOWN]}…"

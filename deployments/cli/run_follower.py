@@ -201,12 +201,12 @@ class Follower:
             what = "never began" if self.followed.previous_stop is None else "was not resumed"
             raise AstraFlowError(
                 f"the run {run_id} {what}: its flow run ended as {flow.state}. "
-                f"{last_words(self.followed)}"
+                f"{last_words(self.followed, self.flow.id)}"
             )
         raise AstraFlowError(
             f"the supervisor of {run_id} ended before the run did; start the run again with "
             f"`--run-id {run_id}` to go on. "
-            f"{last_words(self.followed)}"
+            f"{last_words(self.followed, self.flow.id)}"
         )
 
     def _shall_leave(self) -> bool:
@@ -230,7 +230,7 @@ class Follower:
         if self._has_begun(run):
             cancel(run)
         else:
-            flow_runs.cancel(self.followed.api_url, self.followed.flow_run_id)
+            flow_runs.cancel(self.followed.api_url, self.flow.id)
 
 
 def cancel(run: ObjectStore) -> Stop:
@@ -260,15 +260,15 @@ def cancel_before_it_began(home: Home, run_id: str, previous_stop: Stop | None =
     return cancelled > 0
 
 
-def last_words(followed: Followed) -> str:
-    """Return the end of the supervisor's log, and where the whole log is."""
-    if not followed.flow_run_id:
+def last_words(followed: Followed, flow_run_id: str) -> str:
+    """Return the end of the log of a supervisor's flow run, and where the whole log is."""
+    if not flow_run_id:
         return "Its log is in Prefect, where its flow run was not found."
     try:
-        messages = flow_runs.logs(followed.api_url, followed.flow_run_id)
+        messages = flow_runs.logs(followed.api_url, flow_run_id)
     except ConfigError as error:
         messages = [str(error)]
-    file = followed.home.flow_logs / f"{followed.flow_run_id}.log"
+    file = followed.home.flow_logs / f"{flow_run_id}.log"
     where = str(file) if file.exists() else followed.links.get("Prefect", "")
     lines = [line for message in messages for line in message.splitlines() if line.strip()]
     return f"The end of its log {where}:\n" + "\n".join(lines[-12:])

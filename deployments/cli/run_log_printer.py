@@ -48,6 +48,8 @@ class RunLogPrinter:
     _printed: dict[UUID, datetime.datetime] = field(default_factory=dict, init=False)
     """Records that a poll may return again."""
     _newest: datetime.datetime | None = field(default=None, init=False)
+    _begin: datetime.datetime | None = field(default=None, init=False)
+    """Time of the first record that was printed: the first poll returns earlier ones, too."""
 
     def print_last(self, num_lines: int) -> None:
         """Print the newest records.
@@ -56,7 +58,9 @@ class RunLogPrinter:
             ConfigError: the server does not respond, or has no such run or member.
         """
         self._find()
-        self._print(run_logs.newest(self.api_url, self._flow_runs(), num_lines))
+        records = run_logs.newest(self.api_url, self._flow_runs(), num_lines)
+        self._print(records)
+        self._begin = records[0].timestamp if records else None
 
     def follow(self) -> None:
         """Print new records until every flow run of the run has ended. A server that does not
@@ -66,9 +70,13 @@ class RunLogPrinter:
         while True:
             all_ended = self._members.all_ended  # the last records are read after it
             try:
-                since = None if self._newest is None else self._newest - LATE
-                self._print(run_logs.since(self.api_url, self._flow_runs(), since, self.limits))
-                if all_ended:
+                at = None if self._newest is None else self._newest - LATE
+                records = run_logs.since(
+                    self.api_url, self._flow_runs(), at, self._printed, self.limits
+                )
+                self._print(records, self._begin)
+                self._begin = None
+                if all_ended and len(records) < run_logs.RECORDS_MAX:
                     return
                 if time.monotonic() - self._found_at_s >= FIND_S:
                     self._find()
@@ -96,10 +104,10 @@ class RunLogPrinter:
             if self.member in (None, member)
         ]
 
-    def _print(self, records: list[Any]) -> None:
-        """Print the records that are new."""
+    def _print(self, records: list[Any], begin: datetime.datetime | None = None) -> None:
+        """Print records; those from before `begin` count as printed."""
         for record in records:
-            if record.id not in self._printed:
+            if begin is None or record.timestamp >= begin:
                 for line in self._lines(record):
                     self.console.print(line, soft_wrap=True)
             self._printed[record.id] = record.timestamp

@@ -3,7 +3,7 @@ of every attempt, merged by time.
 """
 
 import datetime
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -19,7 +19,7 @@ SUPERVISOR = "supervisor"
 FLOW_RUNS_MAX = 2000
 """Flow runs whose logs are read: the newest ones of a run."""
 RECORDS_MAX = 10_000
-"""Log records of one poll; the next poll returns the others."""
+"""New log records of one poll; the next poll returns the others."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,24 @@ def since(
     api_url: str,
     flow_runs: Collection[UUID],
     at: datetime.datetime | None,
+    known: Container[UUID] = (),
     limits: RequestLimits = COMMAND,
 ) -> list[Any]:
-    """Return the log records of these flow runs from a time on, oldest first; all for None."""
+    """Return the log records of these flow runs from a time on, oldest first; all for None.
+
+    Those with an id in `known` are left out. RECORDS_MAX records or more: there may be others.
+    """
     from prefect.client.schemas.sorting import LogSort
 
     records: list[Any] = []
+    num_read = 0
     with connected(api_url, limits) as client:
         while len(records) < RECORDS_MAX:
             page = client.read_logs(
-                _of(flow_runs, at), limit=PAGE, offset=len(records), sort=LogSort.TIMESTAMP_ASC
+                _of(flow_runs, at), limit=PAGE, offset=num_read, sort=LogSort.TIMESTAMP_ASC
             )
-            records += page
+            num_read += len(page)
+            records += [record for record in page if record.id not in known]
             if len(page) < PAGE:
                 break
     return records

@@ -213,7 +213,7 @@ def _start(
     started = processes.start(name, command, complete, home.logs / f"{name}.log", PROJECT, umask)
     try:
         return state.save(home, stack.with_process(started))
-    except BaseException:  # only the record knows the process
+    except BaseException:  # a process without a record would start twice
         processes.stop([started], STOP_GRACE_S)
         raise
 

@@ -68,7 +68,7 @@ def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
             processes.stop(old, STOP_GRACE_S)
         try:
             return bring_up(home, planned, say, wait_for_mlflow)
-        except BaseException:
+        except BaseException:  # a Ctrl-C, too: what this call has started must not stay
             current = (state.load(home) or planned).processes
             started = [process for process in current if process not in planned.processes]
             processes.stop(started, STOP_GRACE_S)

@@ -8,6 +8,7 @@ for ever, and nothing would replace it.
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import psutil
 
@@ -97,10 +98,12 @@ class FlowWatch:
 
 
 def _flow_run_of(process: psutil.Process) -> str:
-    """Return the flow run in a process's environment; empty for one that cannot be read."""
+    """Return the id of the flow run in a process's environment; empty for one that cannot be read,
+    and for what is no id.
+    """
     try:
-        return process.environ().get(MARK, "")
-    except (psutil.Error, OSError):
+        return str(UUID(process.environ().get(MARK, "")))
+    except (psutil.Error, OSError, ValueError):
         return ""
 
 

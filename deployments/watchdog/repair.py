@@ -24,6 +24,7 @@ from deployments.stack import readiness, startup, state
 from deployments.stack.state import WATCHDOG, Stack
 from deployments.watchdog.flow_watch import WORKER_GRACE_S
 from storage.errors import ConfigError
+from tasks.services.prefect_settings import REFUSED
 
 TRY_AGAIN = 75
 """Exit status of a report that failed (EX_TEMPFAIL)."""
@@ -74,10 +75,13 @@ def report_ended(api_url: str, flow_runs: Iterable[UUID]) -> None:
     """Set flow runs that Prefect shows as active to Crashed; their processes have ended.
 
     One that is being cancelled is set to Cancelled. One that is scheduled, or was resumed and is
-    being started, gets a new process. Raises ConfigError when one must be looked at again.
+    being started, gets a new process.
+
+    Raises ConfigError when the server does not respond or refuses access; after the others were
+    reported, when it refuses the report of one, or when one must be looked at again.
     """
     from prefect.client.schemas.objects import StateType
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
     from prefect.states import Cancelled, Crashed
 
     def end_of(state_type: StateType | None) -> Any:
@@ -87,20 +91,24 @@ def report_ended(api_url: str, flow_runs: Iterable[UUID]) -> None:
             return Cancelled(message="its process has ended")
         return None
 
-    starting: list[str] = []
+    left: list[str] = []
     with connected(api_url) as client:
         for flow_run_id in flow_runs:
             try:
                 flow_run = client.read_flow_run(flow_run_id)
+                if _is_starting_again(flow_run):
+                    left.append(f"{flow_run.name} (it is starting again)")
+                elif (end := end_of(flow_run.state_type)) is not None:
+                    client.set_flow_run_state(flow_run_id, end, force=True)
+                    _say(f"flow run {flow_run.name} was reported as {end.name}")
             except ObjectNotFound:
                 continue  # it was deleted
-            if _is_starting_again(flow_run):
-                starting.append(flow_run.name)
-            elif (end := end_of(flow_run.state_type)) is not None:
-                client.set_flow_run_state(flow_run_id, end, force=True)
-                _say(f"flow run {flow_run.name} was reported as {end.name}")
-    if starting:
-        raise ConfigError(f"flow runs that are starting again: {', '.join(starting)}")
+            except PrefectHTTPStatusError as error:
+                if error.response.status_code in REFUSED:
+                    raise
+                left.append(f"{flow_run_id} ({error})")
+    if left:
+        raise ConfigError(f"flow runs that are not reported yet: {', '.join(left)}")
 
 
 def _is_starting_again(flow_run: Any) -> bool:

@@ -72,12 +72,11 @@ class RestartPolicy:
 
 
 def save(home: Home, counts: Mapping[str, Restarts]) -> None:
-    """Write the record."""
+    """Write the record. Raises OSError, and ConfigError for a pipe or a folder in its place."""
     body = {name: asdict(restarts) for name, restarts in counts.items()}
-    new = home.watchdog.with_suffix(".tmp")
-    with open(new, "w", opener=open_private) as file:
+    with open(home.new_watchdog, "w", opener=open_private) as file:
         json.dump(body, file)
-    os.replace(new, home.watchdog)
+    os.replace(home.new_watchdog, home.watchdog)
 
 
 def load(home: Home) -> Mapping[str, Restarts]:

@@ -8,6 +8,7 @@ The loop starts nothing itself: `repair` runs in a process of its own, under the
 process is identified by its id and start, never by its port.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from deployments.stack.state import MLFLOW, SERVER, WATCHDOG, Stack
 from deployments.watchdog import restarts
 from deployments.watchdog.flow_watch import FlowWatch
 from deployments.watchdog.restarts import RestartPolicy
+from storage.errors import ConfigError
 
 LOOK_S = 1.0
 LOCK_TIMEOUT_S = 30.0
@@ -53,9 +55,12 @@ def watch(home: Home) -> int:
     _say(f"watching the stack in {home.root}")
     watchdog = Watchdog(home)
     while not over.is_set():
-        if not watchdog.look():
-            _say("ends: another stack, or none, is recorded")
-            return 0
+        try:
+            if not watchdog.look():
+                _say("ends: another stack, or none, is recorded")
+                return 0
+        except OSError as error:  # such as no memory for a process: it may be free later
+            _say(f"could not look at the stack: {error}")
         over.wait(LOOK_S)
     return 0
 
@@ -70,13 +75,18 @@ class Watchdog:
     """What a watchdog remembers from one look to the next."""
 
     def __init__(
-        self, home: Home, run_repair: Repair = _run_repair, clock: Callable[[], float] = time.time
+        self,
+        home: Home,
+        run_repair: Repair = _run_repair,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._home, self._repair, self._clock = home, run_repair, clock
+        self._home, self._repair = home, run_repair
+        self._clock, self._wall_clock = clock, wall_clock
         self._policy = RestartPolicy()
         self._flows = FlowWatch()
         self._flows.begin(str(home.root))
-        restarts.save(home, self._policy.counts)
+        self._record()
 
     def look(self) -> bool:
         """Look at the stack once, and repair what has ended; False when this is not its watchdog.
@@ -105,11 +115,11 @@ class Watchdog:
         now_s = self._clock()
         ended = [process for process in stack.processes if not is_alive(process)]
         for process in ended:
-            lived_s = now_s - process.created_s
+            lived_s = self._wall_clock() - process.created_s
             pause_s = self._policy.note_end(process.name, process.pid, lived_s, now_s)
             if pause_s is None:
                 continue
-            restarts.save(self._home, self._policy.counts)
+            self._record()
             in_a_row = self._policy.counts[process.name].in_a_row
             repeated = f", {in_a_row} times in a row soon after its start" if in_a_row > 1 else ""
             log = f"; see {Path(process.log).name}" if in_a_row > 1 else ""
@@ -119,6 +129,15 @@ class Watchdog:
                 f"{when}{log}"
             )
         return [each.name for each in ended if self._policy.is_due(each.name, now_s)]
+
+    def _record(self) -> None:
+        """Write the record for `astraflow doctor`; without it, processes are started all the
+        same.
+        """
+        try:
+            restarts.save(self._home, self._policy.counts)
+        except (OSError, ConfigError) as error:
+            _say(f"{self._home.watchdog} is not written: {error}")
 
     def _note_results(self, names: Sequence[str]) -> None:
         """Postpone the next try of those that were not started."""
@@ -133,4 +152,5 @@ def _is_worker(process: Process) -> bool:
 
 
 def _say(message: str) -> None:
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}", flush=True)
+    with contextlib.suppress(OSError):  # the disk of the log is full
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}", flush=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-from storage.errors import ConfigError
+from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import dump, parse
 from storage.machine.temporary_folders import temporary_folder
 from storage.records.types import Json
@@ -140,26 +140,41 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
 
     Raises:
         ConfigError: the files make no tokenizer.
-        CorruptError: one that should be a JSON object is none.
+        CorruptError: `config.json` or `generation_config.json` is no JSON object.
+        OSError: they cannot be written into a temporary folder.
     """
     with temporary_folder("astraflow-chat-") as folder:
         for name, body in files.items():
             write_inside(folder, name, body)
+        for name, body in _settings(files).items():
+            write_inside(folder, name, body)
         try:
-            for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS):
-                if name in files:
-                    settings = _without_paths(parse(files[name], name))
-                    write_inside(folder, name, dump(settings))
             tokenizer = _tokenizer_class(files).from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # tokenizers raises Exception; transformers anything, by file
-            raise ConfigError(
-                f"the base model's files ({', '.join(sorted(files)) or 'none'}) make no tokenizer: "
-                f"{error}; the model's folder needs tokenizer.json, tokenizer_config.json and a "
-                "chat template"
-            ) from error
+            raise _no_tokenizer(files, error) from error
     return Chat(tokenizer, _named_stop_ids(files, tokenizer))
+
+
+def _no_tokenizer(files: Mapping[str, bytes], error: Exception) -> ConfigError:
+    return ConfigError(
+        f"the base model's files ({', '.join(sorted(files)) or 'none'}) make no tokenizer: "
+        f"{error}; the model's folder needs tokenizer.json, tokenizer_config.json and a "
+        "chat template"
+    )
+
+
+def _settings(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the tokenizer's files of settings, without paths; ConfigError for other than JSON."""
+    try:
+        return {
+            name: dump(_without_paths(parse(files[name], name)))
+            for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
+            if name in files
+        }
+    except (CorruptError, ConfigError) as error:
+        raise _no_tokenizer(files, error) from error
 
 
 def _without_paths(settings: Json) -> Json:

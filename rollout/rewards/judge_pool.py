@@ -102,7 +102,7 @@ class JudgePool:
                 raise JudgeTimeoutError(
                     f"no verdict within {self._timeout_s:g} s of CPU time"
                 ) from None
-            except BaseException:
+            except BaseException:  # its answer would be taken for that to the next question
                 self._drop(judge)
                 raise
             if judge.gave_last_answer:

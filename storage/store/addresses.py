@@ -18,6 +18,8 @@ VARIABLES = {
 }
 """Environment variable of an address → where its credentials belong."""
 
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
+"""An address in a text."""
 _SECRET = re.compile(
     r"passw|pwd|token|secret|credential|signature|api_?key|access_?key|^auth|^(key|sig|pass|pw)$",
     re.IGNORECASE,
@@ -55,6 +57,11 @@ def without_credentials(url: str) -> str:
     if scheme.lower() == "s3" and ":" in location.partition("/")[0]:
         location = "…"  # an access key and its secret in the place of a bucket
     return f"{scheme}{separator}{location}"
+
+
+def text_without_credentials(text: str) -> str:
+    """Return a text with each address in it as it may be shown."""
+    return _ADDRESS.sub(lambda address: without_credentials(address[0]), text)
 
 
 def check_server_address(variable: str, url: str) -> None:

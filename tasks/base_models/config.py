@@ -166,7 +166,7 @@ class CustomModel(Frozen):
             loaded: Any = source.load(progress)
         except (AstraFlowError, StoppedError):
             raise
-        except Exception as error:
+        except Exception as error:  # as above
             raise ConfigError(
                 f"model.custom: load() of {self.custom} failed: {described(error)}"
             ) from error

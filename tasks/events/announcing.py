@@ -5,16 +5,16 @@ nothing; the events wait for it.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
-import httpx
-from prefect.client.orchestration import get_client
-from prefect.exceptions import PrefectHTTPStatusError
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.runtime import flow_run
 
 from storage.errors import AstraFlowError
 from storage.store.object_store import ObjectStore
 from tasks.events.run_events import EventQueue, body
+from tasks.services.prefect_errors import UNANSWERED, is_bad_content
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,6 @@ EVENTS_MAX = 50
 """Events in one request."""
 LAST_TRIES = 3
 """Looks at the end of the run, for what has not been sent by then."""
-_UNANSWERED = (httpx.TransportError, PrefectHTTPStatusError, TimeoutError)
 
 
 @contextlib.asynccontextmanager
@@ -66,9 +65,23 @@ async def _look_and_send(
         async with get_client() as client:
             while events := queue.waiting()[:EVENTS_MAX]:
                 bodies = [body(event, run, run_id, flow_run_id) for event in events]
-                await client.request("POST", "/events", json=bodies)
+                await _send(client, bodies)
                 queue.sent(events)
-    except _UNANSWERED as error:
+    except UNANSWERED as error:
         log.debug("Prefect did not take %d events: %s", len(queue.waiting()), error)
         return False
     return True
+
+
+async def _send(client: PrefectClient, bodies: Sequence[dict[str, Any]]) -> None:
+    """Send events in one request; one that the server refuses is logged, and delays no other."""
+    try:
+        await client.request("POST", "/events", json=list(bodies))
+    except UNANSWERED as error:
+        if not is_bad_content(error):
+            raise
+        if len(bodies) == 1:
+            log.warning("Prefect refuses the event %s: %s", bodies[0]["event"], error)
+            return
+        for each in bodies:
+            await _send(client, [each])

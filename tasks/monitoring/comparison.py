@@ -1,11 +1,12 @@
 """Runs side by side: which settings differ, how they learned, and whether a difference is real.
 
-    run.json, status, evaluations of each run ──▶ Comparison ──▶ table, page, JSON
+    run.json, status, evaluations of each run ──▶ RunsCompared ──▶ table, page, JSON
 
 Two runs are compared on the problems that both were evaluated on, by their newest evaluations, with
 the bootstrap of the gate (tasks/promotion/gate/paired_bootstrap.py). P: such problems.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ CONFIDENCE = 0.95
 """Of the interval of a gain."""
 RESAMPLES = 10_000
 SETTING_MAX = 200
-"""Characters that are kept of a setting's value."""
+"""Characters that are shown of a setting's value."""
 
 
 class Scored(NamedTuple):
@@ -173,12 +174,22 @@ def _newest_results(played: Sequence[Evaluation]) -> dict[Scored, Mapping[str, f
 
 def _settings(run: ObjectStore) -> dict[str, str]:
     config: Any = stored_runs.read_run_config(run)
-    return {key: str(value)[:SETTING_MAX] for key, value in flatten(config).items()}
+    return {key: str(value) for key, value in flatten(config).items()}
 
 
 def _differing(settings: Sequence[Mapping[str, str]]) -> tuple[SettingRow, ...]:
     keys = sorted(set().union(*settings))
-    rows = [
-        SettingRow(key=key, values=tuple(each.get(key, "") for each in settings)) for key in keys
-    ]
-    return tuple(row for row in rows if len(set(row.values)) > 1)
+    rows = {key: tuple(each.get(key, "") for each in settings) for key in keys}
+    return tuple(
+        SettingRow(key=key, values=tuple(map(_shown, values)))
+        for key, values in rows.items()
+        if len(set(values)) > 1
+    )
+
+
+def _shown(value: str) -> str:
+    """Return a long value cut, with a digest of the whole: two that differ are shown so."""
+    if len(value) <= SETTING_MAX:
+        return value
+    digest = hashlib.sha256(value.encode(errors="replace")).hexdigest()[:8]
+    return f"{value[:SETTING_MAX]}… ({digest})"

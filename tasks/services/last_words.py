@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from storage.store.addresses import without_credentials
+from storage.store.addresses import text_without_credentials
 from tasks.terminal_text import plain
 
 LOGS = "ASTRAFLOW_LOGS"
@@ -33,7 +33,6 @@ _ASSIGNED = re.compile(
     re.I,
 )
 _AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{12,}")
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 _STATUS = re.compile(r"status code:? (-?\d{1,3})\b")
 
 
@@ -44,12 +43,14 @@ def of_file(flow_run_id: str) -> list[str]:
         return []
     try:
         with open(Path(folder) / "flows" / f"{flow_run_id}.log", "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - BYTES_READ))
-            text = file.read(BYTES_READ).decode(errors="replace")
+            start = max(0, file.seek(0, os.SEEK_END) - BYTES_READ)
+            file.seek(start)
+            body = file.read(BYTES_READ)
     except OSError:
         return []
-    return shown(text.splitlines())
+    if start:
+        body = body.partition(b"\n")[2]  # of a line that is cut, a part of a secret may be left
+    return shown(body.decode(errors="replace").splitlines())
 
 
 def shown(lines: Iterable[str]) -> list[str]:
@@ -65,7 +66,7 @@ def without_secrets(text: str) -> str:
             text = text.replace(value, HIDDEN)
     text = _AWS_KEY.sub(HIDDEN, text)
     text = _ASSIGNED.sub(rf"\1{HIDDEN}", text)
-    return _ADDRESS.sub(lambda address: without_credentials(address[0]), text)
+    return text_without_credentials(text)
 
 
 def exit_words(message: str) -> str:

@@ -17,13 +17,13 @@ from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 from uuid import UUID
 
-import httpx
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError, TerminationSignal
+from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
+from tasks.services.prefect_errors import UNANSWERED
 from tasks.supervision.flow_processes import MARK
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def is_being_cancelled() -> bool:
     try:
         with get_client(sync_client=True) as client:
             states = [client.read_flow_run(UUID(each)).state for each in ids if each]
-    except (httpx.TransportError, PrefectHTTPStatusError, ObjectNotFound) as error:
+    except (*UNANSWERED, ObjectNotFound) as error:
         log.warning("whether this flow run is cancelled cannot be read from Prefect: %s", error)
         return False
     return any(state and (state.is_cancelling() or state.is_cancelled()) for state in states)

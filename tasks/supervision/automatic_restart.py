@@ -18,6 +18,7 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterEndTime,
+    FlowRunFilterName,
     FlowRunFilterState,
     FlowRunFilterStateType,
     FlowRunFilterTags,
@@ -29,8 +30,9 @@ from storage.errors import AstraFlowError
 from storage.records.control import Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore
+from tasks.services.prefect_errors import UNANSWERED
 from tasks.supervision import suspension
-from tasks.supervision.launcher import SUSPENDING, UNANSWERED
+from tasks.supervision.launcher import SUSPENDING
 
 log = logging.getLogger(__name__)
 
@@ -123,9 +125,9 @@ async def died_suspended(run_id: str) -> bool:
 async def _crashed(client: PrefectClient, run_id: str) -> Sequence[FlowRun]:
     """Read the supervisors of the run that died within WINDOW, newest first."""
     which = FlowRunFilter(
+        name=FlowRunFilterName(any_=[run_id]),  # the run's members have other names
         tags=FlowRunFilterTags(all_=[f"run:{run_id}"]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])),
         end_time=FlowRunFilterEndTime(after_=datetime.now(UTC) - WINDOW),
     )
-    crashed = await client.read_flow_runs(flow_run_filter=which, sort=FlowRunSort.END_TIME_DESC)
-    return [each for each in crashed if not any(tag.startswith("member:") for tag in each.tags)]
+    return await client.read_flow_runs(flow_run_filter=which, sort=FlowRunSort.END_TIME_DESC)

@@ -1,8 +1,8 @@
 """Flow runs of members in Prefect: launch, read the newest, cancel. No decisions are made here.
 
 A member's flow runs have the tags `run:{run id}` and `member:{member id}`, by which a restarted
-supervisor finds them; for people, also `attempt:{number from 1}`, and `policy:` or `region:` where
-the member has one. While Prefect does not answer, the calls return None and log it.
+supervisor finds them; for people, also `attempt:{number from 1}`, and `policy:`, `node:` or
+`region:` where the member has one. While Prefect does not answer, the calls return None and log it.
 """
 
 import asyncio
@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
-import httpx
 from prefect import runtime
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import (
@@ -35,17 +34,17 @@ from prefect.states import Cancelled, Cancelling, Crashed
 from storage.errors import ConfigError
 from tasks.services import last_words
 from tasks.services.attempt_names import attempt_name
+from tasks.services.prefect_errors import UNANSWERED
+from tasks.services.prefect_settings import SERVER_ERROR, TRY_LATER
 from tasks.supervision.members import FlowRunPhase, Member
 
 log = logging.getLogger(__name__)
 
-UNANSWERED = (httpx.TransportError, PrefectHTTPStatusError, TimeoutError)
+ATTEMPTS_MAX = 1_000_000
+"""A flow run with a higher attempt was not launched by a supervisor."""
 SUSPENDING, CLOSING = "Suspending", "Closing"
 """Names of Running states of a supervisor: of a suspended run whose members leave, and of a run
 that was over when it was suspended.
-"""
-_ASK_AGAIN = (408, 429)
-"""Status codes below 500 after which the request is repeated: request timeout, too many requests.
 """
 _CREATED_TWICE = "Data integrity conflict"
 """Begin of the server's answer when two requests create one row at the same time, such as the work
@@ -135,7 +134,7 @@ class PrefectLauncher:
         except UNANSWERED as error:
             log.warning("cannot read the members' flow runs from Prefect: %s", error)
             return None
-        for flow_run in flow_runs:
+        for flow_run in filter(_has_attempt, flow_runs):
             launched = _launched(flow_run)
             for member in (
                 tag.partition(":")[2] for tag in flow_run.tags if tag.startswith("member:")
@@ -145,7 +144,7 @@ class PrefectLauncher:
         return newest
 
     async def declare_crashed(self, launched: Launched, reason: str) -> None:
-        """Set the flow run's state to Crashed; Prefect alone never notices a lost machine.
+        """Set the flow run's state to Crashed; Prefect alone does not detect a lost machine.
 
         If the process still lives, it leaves at its successor's first heartbeat; until then objects
         that are created once keep the two apart.
@@ -282,7 +281,9 @@ def _is_unreachable(error: Exception) -> bool:
     """Whether the same call may succeed later without any correction."""
     if isinstance(error, PrefectHTTPStatusError):
         status = error.response.status_code
-        return status >= 500 or status in _ASK_AGAIN or _CREATED_TWICE in error.response.text
+        return (
+            status >= SERVER_ERROR or status in TRY_LATER or _CREATED_TWICE in error.response.text
+        )
     return isinstance(error, UNANSWERED)
 
 
@@ -303,6 +304,12 @@ async def _read_all(client: PrefectClient, which: FlowRunFilter) -> Sequence[Flo
         rows += page
         if len(page) < _PAGE:
             return rows
+
+
+def _has_attempt(flow_run: FlowRun) -> bool:
+    """Return whether a flow run is an attempt: others may have the tags of a member, too."""
+    attempt = flow_run.parameters.get("attempt", 0)
+    return type(attempt) is int and 0 <= attempt <= ATTEMPTS_MAX
 
 
 def _launched(flow_run: FlowRun) -> Launched:

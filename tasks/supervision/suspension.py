@@ -32,8 +32,9 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound, Pause
 from prefect.states import Cancelled, Running, Suspended
 
+from tasks.services.prefect_errors import UNANSWERED
 from tasks.supervision.flow_processes import MARK
-from tasks.supervision.launcher import CLOSING, SUSPENDING, UNANSWERED
+from tasks.supervision.launcher import CLOSING, SUSPENDING
 
 log = logging.getLogger(__name__)
 

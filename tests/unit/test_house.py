@@ -1,6 +1,7 @@
 """Rules of the project's layout: class names, sizes of folders, folders of tests."""
 
 import ast
+import re
 import tomllib
 from collections import defaultdict
 from pathlib import Path
@@ -38,6 +39,18 @@ def test_no_folder_has_more_modules_than_a_reader_can_survey(package: str) -> No
             names[str(path.parent)].append(path.name)
     assert names
     assert {folder: files for folder, files in names.items() if len(files) > MODULES_MAX} == {}
+
+
+def test_each_handler_of_any_error_has_its_reason() -> None:
+    lines = [
+        f"{path}:{number}: {line.strip()}"
+        for package in WITH_BENCHMARKS
+        for path in modules(package)
+        for number, line in enumerate((ROOT / path).read_text().splitlines(), start=1)
+        if re.match(r"\s*except .*\bException\b", line)
+    ]
+    assert len(lines) > 20
+    assert [line for line in lines if "  # " not in line] == []
 
 
 def test_each_folder_of_unit_tests_mirrors_a_folder_of_the_project() -> None:

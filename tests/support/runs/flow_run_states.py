@@ -49,6 +49,8 @@ class FlowRunStates:
         self.runs: dict[UUID, FlowRun] = {}
         self.states: dict[UUID, list[State[Any]]] = {}
         self.away = False
+        self.rows_max: int | None = None
+        """Of one response."""
         self.forced: list[bool] = []
         for module in (suspension, automatic_restart, launcher):
             monkeypatch.setattr(module, "get_client", self._client)
@@ -118,7 +120,7 @@ class FlowRunStates:
             and set(tagged.all_) <= set(each.tags)
             and (named is None or each.name in named.any_)
             and (flow_run_filter.end_time is None or each.end_time is not None)
-        ]
+        ][: self.rows_max]
 
     def _answer(self) -> None:
         if self.away:

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from collections import Counter
 
 import pytest
 import yaml
@@ -29,8 +30,13 @@ def _pages(entries: object) -> list[str]:
 
 def test_each_page_is_in_the_navigation_or_in_the_list_of_decisions() -> None:
     listed = re.findall(r"\]\((\S+\.md)\)", (DOCS / "decisions" / "index.md").read_text())
-    named = {*_pages(CONFIG["nav"]), *(f"decisions/{name}" for name in listed)}
-    assert named == {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    named = [*_pages(CONFIG["nav"]), *(f"decisions/{name}" for name in listed)]
+    assert sorted(named) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+
+
+def test_no_line_of_the_changelog_is_there_twice() -> None:
+    lines = [line.strip() for line in (ROOT / "CHANGELOG.md").read_text().splitlines()]
+    assert [line for line, count in Counter(filter(None, lines)).items() if count > 1] == []
 
 
 def test_the_sections_are_those_that_readers_look_for() -> None:

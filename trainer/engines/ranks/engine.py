@@ -86,7 +86,8 @@ class RankedEngine:
         header: Json | None = None,
         content: Content | None = None,
     ) -> T:
-        dropped, self._ranks.dropped[:] = list(self._ranks.dropped), []
+        dropped = list(self._ranks.dropped)
+        del self._ranks.dropped[: len(dropped)]  # the garbage collector may have added others
         named = {
             **(header or {}),
             "call": name,

@@ -168,7 +168,7 @@ class Ranks:
         watcher.start()
         try:
             result = local()
-        except Exception as error:
+        except Exception as error:  # of any engine; it is raised again, or is the cause
             is_first = call.failed_at_s is None
             call.fail()
             self._end(call, watcher)
@@ -180,7 +180,7 @@ class Ranks:
             if lost is None or (is_first and not any(child.is_lost for child in self._children)):
                 raise
             raise lost from error
-        except BaseException:
+        except BaseException:  # such as Ctrl-C: the other ranks would wait for this one
             self._lose()
             raise
         self._end(call, watcher)

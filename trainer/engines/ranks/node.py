@@ -62,6 +62,6 @@ def _reply(ranks: Ranks, rank: Rank, header: Json, content: memoryview) -> Json:
     try:
         with content_of([content]) as copy:
             ranks.call(header, copy, lambda: rank.call(header, content))
-    except Exception as error:
+    except Exception as error:  # the leader decides what becomes of it
         return error_reply(error)
     return {}

@@ -23,8 +23,6 @@ LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 TIMEOUT = timedelta(minutes=30)
 """A backstop: a rank that died is noticed by its leader at once (`leader.py`)."""
-
-
 IDLE = timedelta(days=365)
 """Limit of the group of nodes, in which a node waits for the next call."""
 

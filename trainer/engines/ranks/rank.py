@@ -71,7 +71,7 @@ class Rank:
 
 
 def error_reply(error: Exception) -> Json:
-    """Return the reply to a call that failed; the leader decides what becomes of it."""
+    """Return the reply to a call that failed."""
     return {"kind": type(error).__name__, "message": str(error)}
 
 
@@ -94,7 +94,7 @@ def main(descriptor: int, rendezvous: int | None = None) -> None:
         try:
             rank.call(header, content)
             reply: Json = {}
-        except Exception as error:
+        except Exception as error:  # the leader decides what becomes of it
             reply = error_reply(error)
         del content
         send(channel, reply)

@@ -34,7 +34,7 @@ def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
     home = Home(tmp_path / "home")
     home.create()
     monkeypatch.setattr(
-        run_follower, "last_words", lambda followed: "the end"
+        run_follower, "last_words", lambda followed, flow_run: f"the end of {flow_run}"
     )  # they come from Prefect, which is not running
     return Followed(
         store=open_store(str(tmp_path / "store")),
@@ -114,9 +114,19 @@ def test_a_supervisor_that_dies_before_the_run_exists_is_an_error(
     monkeypatch.setattr(run_follower, "SUCCESSOR_TIMEOUT_S", 0.0)
     crashed = FlowRun("f", "Crashed", True, "")
     with pytest.raises(
-        AstraFlowError, match=r"tiny-1 never began: its flow run ended as Crashed\. the end"
+        AstraFlowError, match=r"tiny-1 never began: its flow run ended as Crashed\. the end of f"
     ):
         Follower(followed, _console(False), read_flow=_script(RUNNING, crashed)).follow()
+
+
+def test_the_last_words_are_those_of_the_supervisor_that_was_started_last(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_follower, "SUCCESSOR_TIMEOUT_S", 0.0)
+    _create(followed.store)
+    again = FlowRun("again", "Crashed", True, "")
+    with pytest.raises(AstraFlowError, match="the end of again"):
+        Follower(followed, _console(False), read_flow=_script(RUNNING, again)).follow()
 
 
 def test_a_supervisor_that_hangs_after_the_end_is_waited_for_up_to_a_limit(

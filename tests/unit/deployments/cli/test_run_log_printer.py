@@ -217,6 +217,35 @@ def test_following_prints_each_record_once_until_every_flow_run_has_ended(
     assert [line[16:] for line in run.lines] == ["before", "late", "new", "another attempt", "last"]
 
 
+def test_following_shows_all_of_many_records_of_the_same_moment(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_logs, "PAGE", 2)
+    monkeypatch.setattr(run_logs, "RECORDS_MAX", 2)
+    run.log(run.supervisor, 0, "line 0")
+    printer = run.printer()
+    printer.pause = lambda seconds: None
+    printer.print_last(1)
+    for number in range(1, 7):
+        run.log(run.supervisor, number / 10, f"line {number}")
+    run.end(run.supervisor)
+    printer._find()
+    printer.follow()
+    assert run.lines == [f"supervisor  line {number}" for number in range(7)]
+
+
+def test_following_begins_with_the_last_records(run: Run) -> None:
+    for number in range(4):
+        run.log(run.supervisor, number, f"line {number}")
+    printer = run.printer()
+    printer.print_last(2)
+    run.log(run.supervisor, 2.5, "late")
+    run.end(run.supervisor)
+    printer._find()
+    printer.follow()
+    assert run.lines == [f"supervisor  {text}" for text in ("line 2", "line 3", "late")]
+
+
 def test_a_server_that_is_away_for_a_while_is_asked_again(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

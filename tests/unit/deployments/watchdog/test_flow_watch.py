@@ -14,6 +14,7 @@ from deployments.watchdog.flow_watch import ORPHAN_GRACE_S, RETRY_S, WORKER_GRAC
 from tasks.supervision.flow_processes import MARK
 from tests.support.patience import until
 
+FLOW_RUN = "5f3c21aa-0000-4000-8000-000000000001"
 WORKER = """
 import os, subprocess, sys, time
 inner = "import subprocess, sys, time; " \\
@@ -59,7 +60,7 @@ class Clock:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
-    yield Worker(tmp_path, "5f3c")
+    yield Worker(tmp_path, FLOW_RUN)
     processes.sweep(str(tmp_path), 0.0)
 
 
@@ -79,10 +80,10 @@ def test_a_killed_flow_run_of_a_killed_worker_is_reported_at_once(worker: Worker
     watch.look([])
     assert watch.due() == [], "its process goes on"
     worker.kill_flow()
-    _ended(watch, [], "5f3c")
+    _ended(watch, [], FLOW_RUN)
     assert watch.due() == []
     clock.now_s += ORPHAN_GRACE_S
-    assert watch.due() == ["5f3c"]
+    assert watch.due() == [FLOW_RUN]
 
 
 def test_a_living_worker_has_time_to_report_the_end_itself(worker: Worker) -> None:
@@ -90,11 +91,11 @@ def test_a_living_worker_has_time_to_report_the_end_itself(worker: Worker) -> No
     watch = FlowWatch(clock)
     watch.look([worker.process])
     worker.kill_flow()
-    _ended(watch, [worker.process], "5f3c")
+    _ended(watch, [worker.process], FLOW_RUN)
     clock.now_s += WORKER_GRACE_S - 0.1
     assert watch.due() == []
     clock.now_s += 0.1
-    assert watch.due() == ["5f3c"]
+    assert watch.due() == [FLOW_RUN]
 
 
 def test_a_report_that_failed_is_repeated_until_it_succeeds(worker: Worker) -> None:
@@ -102,13 +103,13 @@ def test_a_report_that_failed_is_repeated_until_it_succeeds(worker: Worker) -> N
     watch = FlowWatch(clock)
     watch.look([worker.process])
     worker.kill_flow()
-    _ended(watch, [worker.process], "5f3c")
+    _ended(watch, [worker.process], FLOW_RUN)
     clock.now_s += WORKER_GRACE_S
     watch.reported(watch.due(), done=False)
     assert watch.due() == []
     clock.now_s += RETRY_S
-    assert watch.due() == ["5f3c"]
-    watch.reported(["5f3c"], done=True)
+    assert watch.due() == [FLOW_RUN]
+    watch.reported([FLOW_RUN], done=True)
     clock.now_s += 1000.0
     assert watch.due() == []
 
@@ -118,9 +119,9 @@ def test_a_flow_run_with_a_new_process_is_not_reported(worker: Worker, tmp_path:
     watch = FlowWatch(clock)
     watch.look([worker.process])
     worker.kill_flow()
-    _ended(watch, [worker.process], "5f3c")
+    _ended(watch, [worker.process], FLOW_RUN)
     (tmp_path / "again").mkdir()
-    again = Worker(tmp_path / "again", "5f3c")
+    again = Worker(tmp_path / "again", FLOW_RUN)
     try:
         watch.look([worker.process, again.process])
         clock.now_s += WORKER_GRACE_S
@@ -138,9 +139,9 @@ def test_a_new_watchdog_takes_up_flow_runs_whose_worker_is_gone(
     watch.begin(str(tmp_path))
     assert [each.pid for each in watch._alive.values()] == [worker.flow_pid], "without its child"
     worker.kill_flow()
-    _ended(watch, [], "5f3c")
+    _ended(watch, [], FLOW_RUN)
     clock.now_s += ORPHAN_GRACE_S
-    assert watch.due() == ["5f3c"]
+    assert watch.due() == [FLOW_RUN]
 
 
 def test_a_process_that_ended_between_two_looks_is_no_error(tmp_path: Path) -> None:
@@ -150,3 +151,13 @@ def test_a_process_that_ended_between_two_looks_is_no_error(tmp_path: Path) -> N
     watch.look([Process("worker-control", gone.pid, time.time(), "")])
     assert watch.due() == []
     assert MARK not in os.environ
+
+
+def test_a_process_with_another_text_in_the_place_of_an_id_is_not_followed(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, "no-id")
+    try:
+        watch = FlowWatch(Clock())
+        watch.look([worker.process])
+        assert watch._alive == {}, "the report of one that is no id would fail for all"
+    finally:
+        processes.sweep(str(tmp_path), 0.0)

@@ -2,16 +2,18 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from filelock import FileLock
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.exceptions import PrefectHTTPStatusError
 
 from deployments.paths import Home
 from deployments.servers import auth
@@ -127,7 +129,7 @@ def test_a_flow_run_that_was_resumed_is_not_reported_while_its_process_is_starte
     )
     monkeypatch.setattr(repair, "connected", lambda api_url: nullcontext(client))
     if reported is None:
-        with pytest.raises(ConfigError, match="starting again: tiny-1"):
+        with pytest.raises(ConfigError, match=r"not reported yet: tiny-1 \(it is starting again\)"):
             repair.report_ended("http://x/api", [uuid.uuid4()])
     else:
         repair.report_ended("http://x/api", [uuid.uuid4()])
@@ -144,3 +146,47 @@ def test_a_report_without_a_server_is_tried_again(
     assert "does not respond" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         repair.main(["--ended", "no-uuid"])
+
+
+class Prefect:
+    """A client that refuses to answer for some flow runs."""
+
+    def __init__(self, statuses: Mapping[uuid.UUID, int]) -> None:
+        self.statuses = statuses
+        self.crashed: list[uuid.UUID] = []
+
+    def read_flow_run(self, flow_run_id: uuid.UUID) -> FlowRun:
+        if (status := self.statuses[flow_run_id]) != 200:
+            response = httpx.Response(status, request=httpx.Request("GET", "http://server"))
+            raise PrefectHTTPStatusError("no", request=response.request, response=response)
+        return FlowRun(id=flow_run_id, flow_id=flow_run_id, state_type=StateType.RUNNING)
+
+    def set_flow_run_state(self, flow_run_id: uuid.UUID, state: State[None], force: bool) -> None:
+        assert force
+        assert state.is_crashed()
+        self.crashed.append(flow_run_id)
+
+
+def test_a_flow_run_that_cannot_be_reported_keeps_no_other_from_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = uuid.uuid4(), uuid.uuid4()
+    prefect = Prefect({bad: 500, good: 200})
+    monkeypatch.setattr(repair, "home", lambda: home)
+    monkeypatch.setattr(repair, "connected", lambda url: nullcontext(prefect))
+    _saved(home, PARENT)
+    assert repair.main(["--ended", str(bad), str(good)]) == repair.TRY_AGAIN
+    assert prefect.crashed == [good]
+    assert f"not reported yet: {bad} (no)" in capsys.readouterr().out
+    assert repair.main(["--ended", str(good)]) == 0
+
+
+def test_a_server_that_refuses_access_is_asked_once(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = uuid.uuid4(), uuid.uuid4()
+    prefect = Prefect({first: 401, second: 200})
+    monkeypatch.setattr(repair, "connected", lambda url: nullcontext(prefect))
+    with pytest.raises(PrefectHTTPStatusError):
+        repair.report_ended("http://server/api", [first, second])
+    assert prefect.crashed == []

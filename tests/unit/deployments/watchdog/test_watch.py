@@ -89,7 +89,7 @@ def test_a_process_that_keeps_ending_is_started_after_a_pause(
 ) -> None:
     stack = _saved(home, ME, _dead(MLFLOW))
     repairs, clock = Repairs(home), Clock()
-    watchdog = Watchdog(home, repairs, clock)
+    watchdog = Watchdog(home, repairs, clock, wall_clock=clock)
     watchdog.look()
     state.save(home, stack.with_process(_dead(MLFLOW, clock.now_s)))
     watchdog.look()
@@ -113,6 +113,45 @@ def test_what_could_not_be_started_is_tried_again_after_a_pause(home: Home) -> N
     watchdog.look()
     assert len(repairs.calls) == 2
     assert restarts.load(home)["worker-control"].ends == 1
+
+
+def test_a_clock_that_is_set_back_delays_no_start(home: Home) -> None:
+    _saved(home, ME, _dead("worker-control"))
+    repairs, clock, wall_clock = Repairs(home, starts=False), Clock(), Clock()
+    watchdog = Watchdog(home, repairs, clock, wall_clock)
+    watchdog.look()
+    wall_clock.now_s -= 7200.0
+    clock.now_s += 2.0
+    watchdog.look()
+    assert len(repairs.calls) == 2
+
+
+def test_a_record_that_cannot_be_written_keeps_nothing_from_being_started(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _saved(home, ME, _dead(MLFLOW))
+    home.watchdog.mkdir()
+    repairs = Repairs(home)
+    assert Watchdog(home, repairs).look()
+    assert repairs.calls == [["--start", MLFLOW]]
+    assert f"{home.watchdog} is not written" in capsys.readouterr().out
+
+
+def test_the_watchdog_goes_on_after_an_error_of_the_system(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([OSError(12, "Cannot allocate memory"), None])
+
+    def look(watchdog: Watchdog) -> bool:
+        if (error := next(looks)) is not None:
+            raise error
+        return False
+
+    monkeypatch.setattr(Watchdog, "look", look)
+    monkeypatch.setattr(watch, "LOOK_S", 0.0)
+    monkeypatch.setattr(watch.signal, "signal", lambda number, handler: None)
+    assert watch.watch(home) == 0
+    assert "could not look at the stack: [Errno 12]" in capsys.readouterr().out
 
 
 def test_nothing_is_started_while_the_stack_is_not_ready(home: Home) -> None:

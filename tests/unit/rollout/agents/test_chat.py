@@ -3,8 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from rollout.agents import chat
 from rollout.agents.chat import Chat, load_chat, system, user
 from storage.errors import ConfigError, CorruptError
+from storage.written_files import write_inside
 from tests.support.runs.fakes import END_ID, base_files, tiny_chat
 
 USER, ASSISTANT = 355, 356
@@ -111,6 +113,21 @@ def test_answers_stop_at_the_end_of_turn_and_at_the_stop_tokens_of_the_model_fil
 def test_files_without_a_usable_tokenizer_are_named() -> None:
     with pytest.raises(ConfigError, match=r"config\.json\) make no tokenizer"):
         load_chat({"config.json": b"{}"})
+
+
+def test_a_full_disk_is_no_fault_of_the_base_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {**base_files(), "tokenizer_config.json": b"{}"}
+    written: list[str] = []
+
+    def write(folder: Path, name: str, body: bytes) -> None:
+        written.append(name)
+        if written.count("tokenizer_config.json") == 2:
+            raise OSError(28, "No space left on device")
+        write_inside(folder, name, body)
+
+    monkeypatch.setattr(chat, "write_inside", write)
+    with pytest.raises(OSError, match="No space left"):
+        load_chat(files)
 
 
 def test_a_tokenizer_without_a_template_gives_an_error_that_names_it() -> None:

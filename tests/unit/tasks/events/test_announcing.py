@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prefect.exceptions import PrefectHTTPStatusError
 
 from storage.store.object_store import ObjectStore
 from tasks.events import announcing as module
@@ -17,6 +18,9 @@ class Prefect:
 
     def __init__(self, away: int = 0) -> None:
         self.away = away
+        self.refuses = ""
+        """An event because of which it refuses the whole request."""
+        self.status = 422
         self.taken: list[str] = []
         self.requests = 0
         self.took = asyncio.Event()
@@ -27,6 +31,9 @@ class Prefect:
         if self.away:
             self.away -= 1
             raise httpx.ConnectError("away")
+        if self.refuses in (each["event"] for each in json):
+            response = httpx.Response(self.status, request=httpx.Request(method, "http://server"))
+            raise PrefectHTTPStatusError("no", request=response.request, response=response)
         self.taken += [each["event"] for each in json]
         self.took.set()
 
@@ -68,6 +75,25 @@ def test_events_wait_for_a_server_that_does_not_answer(
     prefect.away = 1000
     queue = asyncio.run(_run(memory_store, "run.completed"))
     assert len(queue.waiting()) == 1, "the run ends without it"
+
+
+def test_an_event_that_the_server_refuses_delays_no_other(
+    prefect: Prefect, memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefect.refuses = "astraflow.b"
+    queue = asyncio.run(_run(memory_store, *"abc"))
+    assert prefect.taken == ["astraflow.a", "astraflow.c"]
+    assert queue.waiting() == []
+    assert "refuses the event astraflow.b" in caplog.text
+
+
+@pytest.mark.parametrize("status", [401, 429, 500])
+def test_no_event_is_dropped_for_a_server_that_may_take_it_later(
+    prefect: Prefect, memory_store: ObjectStore, status: int
+) -> None:
+    prefect.refuses, prefect.status = "astraflow.b", status
+    queue = asyncio.run(_run(memory_store, *"abc"))
+    assert [event.name for event in queue.waiting()] == ["a", "b", "c"]
 
 
 def test_many_events_are_sent_in_several_requests(

@@ -1,5 +1,7 @@
 """Runs side by side: accuracies, paired gains, settings that differ."""
 
+from pathlib import Path
+
 from storage.run import evaluations
 from tasks.monitoring.comparison import RunsCompared, Scored, compare
 from tasks.reports.comparison_page import figures, render_comparison
@@ -41,6 +43,20 @@ def test_a_failed_episode_counts_as_wrong() -> None:
 def test_only_settings_that_differ_are_listed() -> None:
     settings = compared("comparison-settings", [1.0]).settings
     assert [(row.key, row.values) for row in settings] == [("steps", ("4", "8"))]
+
+
+def test_long_settings_that_differ_at_their_end_are_listed_and_look_different(
+    tmp_path: Path,
+) -> None:
+    for name, end in zip(NAMES, "ab", strict=True):
+        path = tmp_path / f"{'x' * 210}{end}.jsonl"
+        path.write_text('{"question": "1+1", "answer": "2"}\n')
+        recipe = RECIPE.replace("builtin: chained_addition", f"path: {path}")
+        run = SmallRun("comparison-long", recipe, run_id=name)
+    (row,) = compare(run.store, NAMES).settings
+    assert row.key == "data.prompts.path"
+    assert all(len(value) < 220 for value in row.values)
+    assert row.values[0] != row.values[1]
 
 
 def test_curves_have_every_evaluation_in_order() -> None:

@@ -7,6 +7,7 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 
+from deployments.registration.deployments import DEPLOYMENTS, flow_of
 from flows.run_trainer import train
 from tasks.services import attempt_names
 
@@ -32,3 +33,16 @@ def test_a_flow_run_is_named_by_its_parameters(member: str, name: str) -> None:
     with FlowRunContext.model_construct(flow=train, flow_run=FLOW_RUN, parameters=parameters):
         assert train.flow_run_name is attempt_names.of_this_flow_run
         assert attempt_names.of_this_flow_run() == name
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        flow
+        for flow in map(flow_of, DEPLOYMENTS)
+        if {"member", "attempt"} <= flow.parameters.properties.keys()
+    ],
+    ids=lambda flow: str(flow.name),
+)
+def test_the_flow_runs_of_every_member_have_its_attempt_in_their_name(flow: Any) -> None:
+    assert flow.flow_run_name is attempt_names.of_this_flow_run

@@ -18,7 +18,9 @@ from tasks.supervision.automatic_restart import (
 )
 from tests.support.runs.flow_run_states import FlowRunStates, history
 
-MEMBER = ("run:tiny-1", "member:trainer-solver")
+MEMBER = "trainer-solver #1 · tiny-1"
+ROWS_MAX = 200
+"""Of one response of Prefect's API."""
 BEGUN = ("Scheduled", "Pending", "Running")
 
 
@@ -68,8 +70,8 @@ def test_without_an_answer_a_supervisor_counts_as_started_by_a_person(
 def test_a_run_whose_supervisors_keep_dying_fails(
     memory_store: ObjectStore, prefect: FlowRunStates
 ) -> None:
-    for tags in (("run:tiny-1",), ("run:tiny-1",), MEMBER):
-        prefect.add(*BEGUN, "Crashed", tags=tags)
+    for name in ("tiny-1", "tiny-1", MEMBER):
+        prefect.add(*BEGUN, "Crashed", name=name)
     asyncio.run(enforce_limit(memory_store, "tiny-1", 2))
     assert runs.read_stop(memory_store) is None
     prefect.away = True
@@ -80,6 +82,17 @@ def test_a_run_whose_supervisors_keep_dying_fails(
     stop = runs.read_stop(memory_store)
     assert stop is not None
     assert (stop.state, stop.reason[:22]) == ("failed", "its supervisor died 2 ")
+
+
+def test_crashed_members_hide_no_supervisor(
+    memory_store: ObjectStore, prefect: FlowRunStates
+) -> None:
+    for name in ("tiny-1", "tiny-1", *[MEMBER] * ROWS_MAX):
+        # the members died later, and one response has the newest only
+        prefect.add(*BEGUN, *["Running"] * (name == MEMBER), "Crashed", name=name)
+    prefect.rows_max = ROWS_MAX
+    with pytest.raises(AstraFlowError, match="its supervisor died 2 times"):
+        asyncio.run(enforce_limit(memory_store, "tiny-1", 1))
 
 
 def test_a_run_that_had_ended_keeps_its_end(
@@ -110,7 +123,7 @@ def test_a_supervisor_may_die_before_it_has_stored_its_suspension(
 ) -> None:
     for names in died:
         prefect.add(*names)
-    prefect.add(*BEGUN, "Pending", "Running", "Suspending", "Crashed", tags=MEMBER)
+    prefect.add(*BEGUN, "Pending", "Running", "Suspending", "Crashed", name=MEMBER)
     assert asyncio.run(died_suspended("tiny-1")) is expected
     prefect.away = True
     assert not asyncio.run(died_suspended("tiny-1"))

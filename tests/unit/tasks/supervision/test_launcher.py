@@ -3,6 +3,8 @@ used.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
@@ -11,7 +13,7 @@ import httpx
 import pytest
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.states import Scheduled
+from prefect.states import Running, Scheduled
 
 from storage.errors import ConfigError
 from tasks.supervision import launcher
@@ -137,6 +139,34 @@ def test_a_flow_run_that_has_not_started_is_cancelled_immediately(
     launched = launcher.Launched(0, phase, str(uuid4()), "any")
     asyncio.run(launcher.PrefectLauncher("r").cancel(launched))
     assert requested == [state]
+
+
+def test_a_flow_run_with_the_tags_of_a_member_and_other_parameters_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempts = [None, "x", -1, launcher.ATTEMPTS_MAX + 1, True, 2, 1]
+    rows = [
+        FlowRun(
+            flow_id=uuid4(),
+            parameters={"attempt": attempt},
+            state=Running(),
+            tags=["run:r", "member:rollout-x-0"],
+        )
+        for attempt in attempts
+    ]
+
+    class Prefect:
+        async def read_flow_runs(self, **_: Any) -> list[FlowRun]:
+            return rows
+
+    @asynccontextmanager
+    async def get_client() -> AsyncIterator[Prefect]:
+        yield Prefect()
+
+    monkeypatch.setattr(launcher, "get_client", get_client)
+    newest = asyncio.run(launcher.PrefectLauncher("r").newest())
+    assert newest is not None
+    assert newest["rollout-x-0"].flow_run_id == str(rows[5].id)
 
 
 @pytest.mark.parametrize(
