@@ -47,7 +47,7 @@ class Pool(Frozen):
 
     description: str = ""
     type: str = "process"
-    """A type of work pool that the Prefect server knows, such as process, docker or kubernetes."""
+    """A type of work pool that the Prefect server has, such as process, docker or kubernetes."""
     concurrency: Count | None = None
     """Most flow runs of the pool at a time; null: no limit."""
     environment: Mapping[Variable, str] = {}

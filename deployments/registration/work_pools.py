@@ -147,7 +147,7 @@ def _template(client: Any, name: str, kind: str) -> Json:
     }
     if kind not in known:
         raise ConfigError(
-            f"work pool {name}: the Prefect server knows no type {kind!r}; it knows "
+            f"work pool {name}: the Prefect server has no type {kind!r}; it has "
             f"{', '.join(sorted(known))}"
         )
     return dict(known[kind]["default_base_job_configuration"])

@@ -169,7 +169,7 @@ def test_the_queue_of_a_region_gets_its_limit_and_a_later_file_changes_it(world:
 
 
 def test_a_pool_of_an_unknown_type_is_refused_with_the_known_ones(world: World) -> None:
-    with pytest.raises(ConfigError, match=r"knows no type 'cubes'; it knows .*kubernetes"):
+    with pytest.raises(ConfigError, match=r"has no type 'cubes'; it has .*kubernetes"):
         work_pools.create_or_merge(
             world.stack.prefect_url, {"mine": Pool(type="cubes")}, "python", {}, ()
         )

@@ -132,7 +132,7 @@ class ServerApi:
             return False
         if response.status_code in (401, 403):
             raise ServerRefusedError(
-                f"the SGLang server at {self.url} wants another API key (ASTRAFLOW_SGLANG_API_KEY)",
+                f"the SGLang server at {self.url} rejects the API key (ASTRAFLOW_SGLANG_API_KEY)",
                 response.status_code,
             )
         return response.status_code == 200

@@ -44,11 +44,11 @@ def served_config(model_config: Json) -> Json:
     """Return the model's `config.json` for the server.
 
     Without end tokens: a request names its own, and the class of the model would add its default
-    if the key were absent. With the class of the model that transformers knows, which SGLang
-    needs. Without the names of code, which SGLang imports for a class that it does not know.
+    if the key were absent. With the class of the model in transformers, which SGLang needs. Without
+    the names of code, which SGLang imports for a class that it does not have.
 
     Raises:
-        ConfigError: transformers knows no causal language model of this type, the model has another
+        ConfigError: transformers has no causal language model of this type, the model has another
             class, or an absurd number of positions.
     """
     served: Json = {**_without_code(model_config), "eos_token_id": None}
@@ -70,7 +70,7 @@ def _known_class(served: Json) -> str:
     model_type = str(served.get("model_type"))
     if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ConfigError(
-            f"config.json has model_type {model_type!r}, and transformers knows no causal language "
+            f"config.json has model_type {model_type!r}, and transformers has no causal language "
             "model of this type; the engine sglang serves those only"
         )
     known = str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])

@@ -45,7 +45,7 @@ class Wanted:
     def of_one_policy(
         self, engine: str, version: int, tensors: Tensors, form: StoredAdapter | None
     ) -> "Wanted":
-        """Return what the only policy of a group wants with its next version."""
+        """Return what servers of one policy must hold with its next version."""
         if form is None:
             return Wanted(version, tensors)
         base, own = split(tensors)

@@ -301,7 +301,7 @@ def _build(model_config: Json) -> Any:
         raise ConfigError(
             f"config.json of the base model (model_type {kind}) gives no causal language model: "
             f"{type(error).__name__}: {error}; correct this value, or use a model type that the "
-            "installed transformers knows"
+            "installed transformers has"
         ) from error
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
