@@ -4,8 +4,8 @@ up.
 
     store (manifests, batches, evaluations, heartbeats) ──sync──▶ MLflow
 
-The parent run in MLflow has evaluations, throughput and data windows; its children have the
-policies' steps.
+The parent run in MLflow has evaluations with traces of their episodes, throughput and data windows;
+its children have the policies' steps.
 """
 
 import logging
@@ -30,6 +30,7 @@ from tasks.monitoring.status import region_rates
 from tasks.monitoring.training_curves import read_steps
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.stored_config import read_config
+from tasks.tracking.evaluation_traces import EvaluationTraces
 from tasks.tracking.loadable_models import loadable_model
 from tasks.tracking.mlflow_client import (
     DIGEST_TAG,
@@ -108,6 +109,7 @@ class Tracker:
         self._has_inputs = False
         self._throughput: deque[Point] = deque(maxlen=THROUGHPUT_POINTS_MAX)
         self._logged_failure = False
+        self._traces = EvaluationTraces(run, run_id)
 
     @property
     def page(self) -> str | None:
@@ -126,6 +128,7 @@ class Tracker:
             self._send_evaluations(board)
             self._send_throughput(board)
             self._send_inputs(board)
+            self._traces.send(board)  # last: it takes longest
         except AstraFlowError as error:
             if not self._logged_failure:
                 log.warning("tracking is delayed, the run is not: %s", error)
@@ -250,8 +253,10 @@ class Tracker:
                 break
 
     def _behind(self) -> bool:
-        """Whether the store holds a step that was not logged."""
-        return any(manifests.exists(self._run, policy, step) for policy, step in self._next.items())
+        """Whether the store holds a step or an episode that was not logged."""
+        return self._traces.is_behind or any(
+            manifests.exists(self._run, policy, step) for policy, step in self._next.items()
+        )
 
     def _send_report(self, board: Board) -> None:
         try:
