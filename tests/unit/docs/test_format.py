@@ -23,6 +23,7 @@ from storage.coordination import leases, rounds
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.promotion import outcomes, promotions
 from storage.records.control import BudgetKind, CountedLife, Round, Stop, Usage
+from storage.records.machine_use import GpuUse, MachineUse
 from storage.records.progress import TrainerProgress
 from storage.records.rollouts import Prompt
 from storage.run import (
@@ -78,7 +79,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     used: dict[BudgetKind, float] = {"hours": 0.25, "tokens": 0.0, "cost": 3.5}
     usage.write(run, Usage(limits={"hours": 8.0}, used=used, members={"dataflow": life}))
     rounds.write_entry(run, rounds.open_next(run, "solver"), "node/1", b"")
-    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as heartbeat_writer:
+    use = MachineUse(
+        cpu_percent=1.0,
+        memory_bytes=2.0,
+        memory_total_bytes=3.0,
+        gpus=(GpuUse(memory_bytes=1.0, memory_total_bytes=2.0),),
+    )
+    with HeartbeatWriter(
+        run, "trainer", "trainer-solver", 0, 60.0, machine=lambda: use
+    ) as heartbeat_writer:
         progress = TrainerProgress(step=4, tokens_per_s=9.5)
         heartbeat_writer.update(progress=progress, versions={"solver": 4})
     versions = {"verifier": 4, "solver": 4}
