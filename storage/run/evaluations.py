@@ -132,7 +132,7 @@ class Accuracy:
 
 
 def scores(evaluation: Evaluation) -> tuple[Accuracy, ...]:
-    """Accuracies of an evaluation: the solver alone, then the team if the workflow has one."""
+    """Accuracies of an evaluation: of first attempts, then of the workflow if it has others."""
     alone = Accuracy(SOLO_WORKFLOW, _accuracy(evaluation.first_attempt), len(evaluation.rows))
     if evaluation.workflow == SOLO_WORKFLOW:
         return (alone,)
