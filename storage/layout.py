@@ -10,6 +10,7 @@ runs/{run id}/                       models/{build digest}/          (shared by 
   weights/solver/00000003/manifest.json  since-00000000.json
   checkpoints/solver/00000003/manifest.json
   evals/solver-00000020_verifier-00000020.arrow
+  eval_samples/solver-00000020_verifier-00000020.arrow
   heartbeats/rollout/rollout-us-east-0.json
   rounds/solver/00000003.json  00000003/{digest}.json
   tags/best.json                       nights/{name}/20260101-0200/plan.json  outcome.json
@@ -37,6 +38,7 @@ LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = (
     "heartbeats",
     "quarantine",
 )
+EVAL_SAMPLES = "eval_samples"
 TAGS = "tags"
 ROUNDS = "rounds"
 PROMPTS = "prompts"
@@ -193,10 +195,12 @@ def manifest(folder: str) -> str:
 
 
 def evaluation(versions: Mapping[str, int]) -> str:
-    vector = "_".join(
-        f"{_checked_name(policy)}-{versions[policy]:08d}" for policy in sorted(versions)
-    )
-    return f"{EVALS}/{vector}.arrow"
+    return f"{EVALS}/{_vector(versions)}.arrow"
+
+
+def evaluation_sample(versions: Mapping[str, int]) -> str:
+    """Return the key of the episodes that are kept of an evaluation."""
+    return f"{EVAL_SAMPLES}/{_vector(versions)}.arrow"
 
 
 def heartbeat(kind: str, member: str) -> str:
@@ -223,6 +227,12 @@ def tag(name: str) -> str:
 def quarantine(key: str) -> str:
     """Return the key of the copy of the unreadable object `key`; the reason is at `{copy}.json`."""
     return f"{QUARANTINE}/{key}"
+
+
+def _vector(versions: Mapping[str, int]) -> str:
+    return "_".join(
+        f"{_checked_name(policy)}-{versions[policy]:08d}" for policy in sorted(versions)
+    )
 
 
 def _checked_run_id(name: str, noun: str) -> str:

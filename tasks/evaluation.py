@@ -1,6 +1,7 @@
 """The evaluation service: plays the held-out prompts with an exact vector of versions.
 
-    versions exist ──▶ play every held-out prompt once ──▶ evals/{versions}.arrow (created once)
+    versions exist ──▶ play every held-out prompt once ──▶ eval_samples/{versions}.arrow, then
+                                                           evals/{versions}.arrow (created once)
 
 One evaluation of `actor_and_verify` gives two accuracies on the same first attempts: of the solver
 alone and of the team. This module uses neither Prefect nor MLflow.
@@ -25,6 +26,7 @@ from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
 from tasks import held_out_play
+from tasks.kept_episodes import keep
 from tasks.recipes.placement import evaluation_engine
 from tasks.recipes.run_config import EvaluationConfig, RunConfig
 
@@ -45,7 +47,7 @@ def evaluate_versions(
     versions: Mapping[str, int],
     on_episode: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
-    """Play every held-out prompt once with these versions, and store the result.
+    """Play every held-out prompt once with these versions; store a sample, then the result.
 
     Returns the stored evaluation: of two evaluations of one vector the first is kept. `on_episode`
     is called after each episode.
@@ -59,7 +61,8 @@ def evaluate_versions(
     started_s = time.monotonic()  # the wall clock may be set back
     groups = event_loop.run(_play(run, config, config.evaluation, versions, on_episode))
     seconds = time.monotonic() - started_s
-    evaluation = _evaluation(groups, config, config.evaluation, versions, seconds)
+    num_kept = keep(run, versions, groups, config.evaluation.kept_episodes)
+    evaluation = _evaluation(groups, config, config.evaluation, versions, seconds, num_kept)
     try:
         evaluations.create(run, evaluation)
     except ConflictError:
@@ -173,6 +176,7 @@ def _evaluation(
     evaluation: EvaluationConfig,
     versions: Mapping[str, int],
     seconds: float,
+    num_kept: int,
 ) -> Evaluation:
     episodes = [group.episodes[0] for group in groups]
     return Evaluation(
@@ -184,6 +188,7 @@ def _evaluation(
         final=held_out_play.results(episodes, "final"),
         created_s=time.time(),
         seconds=seconds,
+        num_kept=num_kept,
     )
 
 

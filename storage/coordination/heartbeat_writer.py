@@ -22,6 +22,7 @@ from storage.coordination.heartbeats import TEXT_MAX, encode, parse
 from storage.errors import AstraFlowError, ConfigError
 from storage.formats.json_values import storable_text
 from storage.records.control import ClosingStep, Heartbeat, ServiceState, WaitReason
+from storage.records.machine_use import MachineUse
 from storage.records.numbers import QUANTITY_MAX
 from storage.records.progress import PROGRESS_OF, SIGNED, Progress, ServiceKind
 from storage.store.object_store import ObjectStore
@@ -50,6 +51,7 @@ class HeartbeatWriter:
     stops permanently and calls `leave` once, so that the newer of two running attempts of a member
     remains. `observe` is called with every heartbeat after the first, also with one that could not
     be written. The thread that calls it has the context variables of the one that made the writer.
+    `machine` returns the last measurement of the machine, at once.
 
     All methods may be called from any thread. After the first write, errors of the store do not
     stop the service: they are logged, once per kind of error.
@@ -66,6 +68,7 @@ class HeartbeatWriter:
         leave: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         observe: Callable[[Heartbeat], None] = lambda beat: None,
+        machine: Callable[[], MachineUse | None] = lambda: None,
     ) -> None:
         self._run = replace(run, patience_s=min(run.patience_s, STORE_PATIENCE_S))
         self._key = layout.heartbeat(kind, id)
@@ -81,6 +84,7 @@ class HeartbeatWriter:
             daemon=True,
         )
         self._observe = observe
+        self._machine = machine
         self._logged: set[type[AstraFlowError]] = set()
         self._clock = clock
         self._born_s = clock()
@@ -212,6 +216,7 @@ class HeartbeatWriter:
                 beat_s=time.time(),
                 alive_s=self._clock() - self._born_s,
                 seconds=seconds,
+                machine=self._machine(),
             )
         self._run.put(self._key, encode(beat))
 

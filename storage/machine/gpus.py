@@ -19,6 +19,16 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True)
+class GpuReading:
+    """What all processes use of one GPU. Example: `GpuReading(8.0e9, 8.5e10, 97.0)`."""
+
+    memory_bytes: float
+    memory_total_bytes: float
+    utilization_percent: float | None
+    """None where the driver does not say, as of a GPU in parts (MIG)."""
+
+
+@dataclass(frozen=True)
 class Gpu:
     """One GPU of the machine. Example: `Gpu("GPU-5f1a…", 85_899_345_920, 84_000_000_000)`."""
 
@@ -29,20 +39,40 @@ class Gpu:
 
 def installed() -> tuple[Gpu, ...]:
     """Return the GPUs that nvidia-smi lists; none where it is missing or fails."""
+    with suppress(ValueError):
+        return tuple(
+            Gpu(uuid.strip(), int(total) * _MIB, int(free) * _MIB)
+            for uuid, total, free in _queried("uuid,memory.total,memory.free")
+        )
+    return ()
+
+
+def in_use() -> tuple[GpuReading, ...]:
+    """Return what is used of the machine's GPUs; none where nvidia-smi is missing or fails."""
+    with suppress(ValueError):
+        return tuple(
+            GpuReading(int(used) * _MIB, int(total) * _MIB, _percent(utilization))
+            for used, total, utilization in _queried("memory.used,memory.total,utilization.gpu")
+        )
+    return ()
+
+
+def _percent(text: str) -> float | None:
+    return float(text) if text.strip().isdecimal() else None
+
+
+def _queried(fields: str) -> list[list[str]]:
+    """Return the fields of each GPU, from nvidia-smi; none where it is missing or fails."""
     command = shutil.which("nvidia-smi")
     if command is None:
-        return ()
-    fields = "--query-gpu=uuid,memory.total,memory.free"
-    query = [command, fields, "--format=csv,noheader,nounits"]
+        return []
+    query = [command, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     with suppress(OSError, ValueError, subprocess.SubprocessError):
         listed = subprocess.run(
             query, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=True
         )
-        rows = [line.split(",") for line in listed.stdout.splitlines() if line.strip()]
-        return tuple(
-            Gpu(uuid.strip(), int(total) * _MIB, int(free) * _MIB) for uuid, total, free in rows
-        )
-    return ()
+        return [line.split(",") for line in listed.stdout.splitlines() if line.strip()]
+    return []
 
 
 def names(gpus: Sequence[int], environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from storage.plain_names import PartName
+from storage.records.machine_use import MachineUse
 from storage.records.numbers import Count, Quantity, UnixTime
 from storage.records.progress import Progress, ServiceKind
 
@@ -140,6 +141,10 @@ class HeartbeatHeader:
     """policy → version loaded."""
     note: str = ""
     """Text for people; no program reads it."""
+    machine: MachineUse | None = None
+    """What its machine has in use; None before the first measurement, and in heartbeats of earlier
+    releases.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,8 @@ NOT_SAMPLED = -1
 """In `Sequence.owners` and `Sequence.versions`: a prompt, tool or environment token."""
 
 FinishReason = Literal["stop", "length", "abort"]
+KEPT_EPISODES_MAX = 200
+"""Episodes that are kept of one evaluation."""
 
 
 class FailureKind(StrEnum):

@@ -56,6 +56,8 @@ class Evaluation:
     created_s: float = 0.0
     seconds: float = 0.0
     """Wall-clock time of the evaluation."""
+    num_kept: int = 0
+    """Its episodes that `evaluation_samples.py` stored."""
 
 
 def key(evaluation: Evaluation) -> str:
@@ -130,7 +132,7 @@ class Accuracy:
 
 
 def scores(evaluation: Evaluation) -> tuple[Accuracy, ...]:
-    """Accuracies of an evaluation: the solver alone, then the team if the workflow has one."""
+    """Accuracies of an evaluation: of first attempts, then of the workflow if it has others."""
     alone = Accuracy(SOLO_WORKFLOW, _accuracy(evaluation.first_attempt), len(evaluation.rows))
     if evaluation.workflow == SOLO_WORKFLOW:
         return (alone,)
@@ -145,6 +147,7 @@ def encode(evaluation: Evaluation) -> bytes:
         "workflow": evaluation.workflow,
         "created_s": evaluation.created_s,
         "seconds": evaluation.seconds,
+        "num_kept": evaluation.num_kept,
         "write_id": new_write_id(),
     }
     columns = {
@@ -170,6 +173,7 @@ def decode(body: bytes) -> Evaluation:
         final=_checked_results(arrow_files.numbers(table, "final"), "final"),
         created_s=header.created_s,
         seconds=header.seconds,
+        num_kept=header.num_kept,
     )
 
 
@@ -181,6 +185,8 @@ class _Header:
     created_s: UnixTime
     seconds: Quantity
     write_id: str
+    num_kept: Count = 0
+    """Absent in evaluations of earlier releases."""
 
 
 def _read_key(run: ObjectStore, name: str) -> Evaluation:

@@ -9,11 +9,15 @@ The header keeps episodes that failed without a sequence. `decode` validates eve
 (`shard_checks.py`): a shard that it returns fulfils every promise of
 `storage.records.rollouts.Sequence`. Log-probabilities and rewards may be NaN or infinite: such a
 value spoils one sequence, which the dataflow filters.
+
+`encode_groups` and `decode_groups` are the part without the order: `evaluation_samples.py` stores
+its episodes with them, too.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +38,7 @@ from storage.records.rollouts import (
     Sequence,
     Shard,
 )
+from storage.records.types import Json
 from storage.run.shard_checks import (
     TOKEN_DTYPES,
     check_failure,
@@ -76,9 +81,27 @@ class _EpisodeHeader:
 
 
 @dataclass(frozen=True)
-class _GroupHeader:
+class GroupHeader:
+    """What the header of a file has of one group."""
+
     prompt: Prompt
     episodes: tuple[_EpisodeHeader, ...]
+
+
+PolicySets: TypeAlias = tuple[tuple[str, ...], ...]
+"""The distinct `Sequence.policies` of a file; its column `policy_set` indexes them."""
+
+
+class GroupsHeader(Protocol):
+    """Header of a file with groups of episodes."""
+
+    @property
+    def groups(self) -> tuple[GroupHeader, ...]: ...
+    @property
+    def policy_sets(self) -> PolicySets: ...
+
+
+H = TypeVar("H", bound=GroupsHeader)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +110,11 @@ class _Header:
     attempt: Count
     worker: str
     region: str
-    groups: tuple[_GroupHeader, ...]
+    groups: tuple[GroupHeader, ...]
     weights: Mapping[str, Mapping[int, str]]
     started_s: UnixTime
     finished_s: UnixTime
-    policy_sets: tuple[tuple[str, ...], ...]
-    """The distinct `Sequence.policies` of the shard; the column `policy_set` indexes them."""
+    policy_sets: PolicySets
     write_id: str
 
 
@@ -138,9 +160,24 @@ def exists(run: ObjectStore, order: int) -> bool:
 
 def encode(shard: Shard) -> bytes:
     """Encode a shard, with a new write id: two encodings of one shard differ."""
+    return encode_groups(shard.groups, KIND, lambda sets: vars(_header(shard, sets)))
+
+
+def encode_groups(
+    groups: tuple[Group, ...], kind: str, header_of: Callable[[PolicySets], Json]
+) -> bytes:
+    """Encode groups of episodes, with a row for each sequence.
+
+    Args:
+        header_of: returns the fields of the file's header, those of `GroupsHeader` among them.
+
+    Raises:
+        ConfigError: the rows or the header are larger than readers accept.
+        OverflowError: a column would have 2³¹ values or more.
+    """
     rows = [
         (group_index, episode_index, sequence_index, sequence)
-        for group_index, group in enumerate(shard.groups)
+        for group_index, group in enumerate(groups)
         for episode_index, episode in enumerate(group.episodes)
         for sequence_index, sequence in enumerate(episode.sequences)
     ]
@@ -162,7 +199,7 @@ def encode(shard: Shard) -> bytes:
         "name": [s.name for s in sequences],
         "finish_reason": [s.finish_reason for s in sequences],
     }
-    return arrow_files.encode(SCHEMA, columns, KIND, vars(_header(shard, tuple(policy_sets))))
+    return arrow_files.encode(SCHEMA, columns, kind, header_of(tuple(policy_sets)))
 
 
 def decode(body: bytes) -> Shard:
@@ -170,15 +207,8 @@ def decode(body: bytes) -> Shard:
 
     Raises CorruptError, which names the row and what is wrong with it.
     """
-    table, text = arrow_files.decode(body, SCHEMA, KIND)
-    header = build(_Header, text, "a shard's header")
-    _check_header(header)
-    _check_keys(table, header)
-    sequences = iter(_sequences(table, header.policy_sets))
-    groups = tuple(
-        Group(group.prompt, tuple(_episode(episode, sequences) for episode in group.episodes))
-        for group in header.groups
-    )
+    header, groups = decode_groups(body, KIND, _Header)
+    check_policy_names(header.weights)
     return Shard(
         order=header.order,
         attempt=header.attempt,
@@ -191,9 +221,26 @@ def decode(body: bytes) -> Shard:
     )
 
 
-def _header(shard: Shard, policy_sets: tuple[tuple[str, ...], ...]) -> _Header:
-    groups = tuple(
-        _GroupHeader(
+def decode_groups(body: bytes, kind: str, header_type: type[H]) -> tuple[H, tuple[Group, ...]]:
+    """Decode and validate groups of episodes: returns the header and the groups.
+
+    Raises CorruptError, as `decode`.
+    """
+    table, text = arrow_files.decode(body, SCHEMA, kind)
+    header = build(header_type, text, f"a {kind}'s header")
+    _check_header(header)
+    _check_keys(table, header, kind)
+    sequences = iter(_sequences(table, header.policy_sets, kind))
+    return header, tuple(
+        Group(group.prompt, tuple(_episode(episode, sequences) for episode in group.episodes))
+        for group in header.groups
+    )
+
+
+def group_headers(groups: tuple[Group, ...]) -> tuple[GroupHeader, ...]:
+    """Return what a file's header has of the groups; their sequences are its rows."""
+    return tuple(
+        GroupHeader(
             group.prompt,
             tuple(
                 _EpisodeHeader(
@@ -207,14 +254,17 @@ def _header(shard: Shard, policy_sets: tuple[tuple[str, ...], ...]) -> _Header:
                 for episode in group.episodes
             ),
         )
-        for group in shard.groups
+        for group in groups
     )
+
+
+def _header(shard: Shard, policy_sets: PolicySets) -> _Header:
     return _Header(
         order=shard.order,
         attempt=shard.attempt,
         worker=shard.worker,
         region=shard.region,
-        groups=groups,
+        groups=group_headers(shard.groups),
         weights={policy: dict(versions) for policy, versions in shard.weights.items()},
         started_s=shard.started_s,
         finished_s=shard.finished_s,
@@ -235,21 +285,20 @@ def _episode(header: _EpisodeHeader, sequences: Iterator[Sequence]) -> Episode:
     )
 
 
-def _check_header(header: _Header) -> None:
+def _check_header(header: GroupsHeader) -> None:
     for episode in (episode for group in header.groups for episode in group.episodes):
         check_failure(episode.error, episode.failure_kind)
     for policies in header.policy_sets:
         check_policies(policies)
-    check_policy_names(header.weights)
 
 
-def _check_keys(table: Table, header: _Header) -> None:
+def _check_keys(table: Table, header: GroupsHeader, kind: str) -> None:
     """Check that the rows are exactly the sequences that the header lists, in the same order."""
     num_listed = sum(episode.num_sequences for group in header.groups for episode in group.episodes)
     # Before `listed` is built: a header may list any number of sequences.
     if num_listed != table.num_rows:
         raise CorruptError(
-            f"a shard has {table.num_rows} rows; its header lists {num_listed} sequences"
+            f"a {kind} has {table.num_rows} rows; its header lists {num_listed} sequences"
         )
     listed = [
         (group_index, episode_index, sequence_index)
@@ -264,18 +313,18 @@ def _check_keys(table: Table, header: _Header) -> None:
     if (wrong_rows := np.flatnonzero((actual != expected).any(axis=1))).size:
         row = int(wrong_rows[0])
         raise CorruptError(
-            f"row {row} of a shard is group, episode, sequence {actual[row]}; "
+            f"row {row} of a {kind} is group, episode, sequence {actual[row]}; "
             f"expected {expected[row]}"
         )
 
 
-def _sequences(table: Table, policy_sets: tuple[tuple[str, ...], ...]) -> list[Sequence]:
+def _sequences(table: Table, policy_sets: PolicySets, kind: str) -> list[Sequence]:
     lists = TokenLists.from_table(table, TOKEN_COLUMNS)
     check_temperatures(arrow_files.numbers(table, "temperature"))
     set_indices = arrow_files.numbers(table, "policy_set")
     if ((set_indices < 0) | (set_indices >= len(policy_sets))).any():
         raise CorruptError(
-            f"a shard's policy_set names one of {len(policy_sets)} sets that does not exist"
+            f"a {kind}'s policy_set names one of {len(policy_sets)} sets that does not exist"
         )
     set_sizes = np.array([len(policies) for policies in policy_sets], dtype=np.int64)
     check_tokens(lists, set_sizes[set_indices])

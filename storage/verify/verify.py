@@ -4,7 +4,7 @@
     orders ─ shards ─┼─▶ ShardAudit      1 contiguous, 4 tokens name published weights
     batches ─────────┼─▶ LedgerAudit     1 contiguous, 2 trained once, 5 stale, 6 ledger, 7 tokens
     weights ─────────┼─▶ WeightsAudit    1 contiguous, 3 parents, batches and digests
-    evals ─ tags ────┴─▶ named_versions  4 readable, and names versions that exist
+    evals ─ tags ────┴─▶ named_versions  4 readable, and names versions that exist; samples, too
 
 A run that goes on can be verified, too: later objects are read after the ones they refer to. Of a
 completed run all batches and versions must exist. Keys of no known pattern are no objects of the

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -158,6 +159,29 @@ def decoder(run: ObjectStore, policy: str) -> Decode:
 
     Without a readable tokenizer the text is the token's number.
     """
+    tokenizer = _tokenizer(run, policy)
+    if tokenizer is None:
+        return _number
+    return cache(lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))
+
+
+def text_decoder(run: ObjectStore, policy: str) -> Callable[[list[int]], str]:
+    """A function from consecutive tokens to their text; otherwise as `decoder`.
+
+    Tokens that are parts of one character are decoded together.
+    """
+    tokenizer = _tokenizer(run, policy)
+    if tokenizer is None:
+        return lambda tokens: "".join(map(_number, tokens))
+    return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=False))
+
+
+def _number(token: int) -> str:
+    return f"⟨{token}⟩"
+
+
+def _tokenizer(run: ObjectStore, policy: str) -> Any:
+    """Return the tokenizer of a policy's version 0; None without a readable one."""
     try:
         files = reader.fetch_files(run, policy, 0) if policy else {}
     except (NotFoundError, *UNREADABLE):
@@ -166,13 +190,11 @@ def decoder(run: ObjectStore, policy: str) -> Decode:
         from tokenizers import Tokenizer
 
         try:
-            tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+            return Tokenizer.from_str(files["tokenizer.json"].decode())
         except Exception as error:  # the class that tokenizers raises
             log.warning(
                 "tokens are shown as numbers: the tokenizer.json of %s cannot be read: %s",
                 policy,
                 error,
             )
-        else:
-            return cache(lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))
-    return lambda token: f"⟨{token}⟩"
+    return None

@@ -151,7 +151,7 @@ def region_rates(beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> di
     rates: dict[str, float] = {}
     for beat in beats:
         if isinstance(beat.progress, RolloutProgress):
-            rate = beat.progress.tokens_per_s if _is_alive(beat, now_s, limit_s) else 0.0
+            rate = beat.progress.tokens_per_s if is_alive(beat, now_s, limit_s) else 0.0
             rates[beat.region] = rates.get(beat.region, 0.0) + rate
     return rates
 
@@ -258,7 +258,7 @@ def _beat(beats: Iterable[Heartbeat], member: str) -> Heartbeat | None:
     return next((beat for beat in beats if beat.id == member), None)
 
 
-def _is_alive(beat: Heartbeat, now_s: float, limit_s: float) -> bool:
+def is_alive(beat: Heartbeat, now_s: float, limit_s: float) -> bool:
     return not beat.has_ended and now_s - beat.beat_s <= limit_s
 
 
@@ -269,7 +269,7 @@ def _state(
     if stop is not None:
         return stop.state
     supervisor = _beat(beats, "supervisor")
-    if supervisor is None or not _is_alive(supervisor, now_s, limit_s):
+    if supervisor is None or not is_alive(supervisor, now_s, limit_s):
         return "interrupted"
     return "running" if has_begun else "starting"
 
@@ -288,7 +288,7 @@ def _closing(
     stop: Stop | None, beats: Iterable[Heartbeat], now_s: float, limit_s: float
 ) -> Closing | None:
     supervisor = _beat(beats, "supervisor")
-    if stop is None or supervisor is None or not _is_alive(supervisor, now_s, limit_s):
+    if stop is None or supervisor is None or not is_alive(supervisor, now_s, limit_s):
         return None
     step, progress = supervisor.state, supervisor.progress
     if not isinstance(step, ClosingStep) or not isinstance(progress, SupervisorProgress):
@@ -351,7 +351,7 @@ def _region(name: str, beats: Iterable[Heartbeat], now_s: float, limit_s: float)
     counts = [each.progress for each in workers if isinstance(each.progress, RolloutProgress)]
     mirrors = [each.progress for each in members if isinstance(each.progress, MirrorProgress)]
     return RegionStatus(
-        workers=sum(_is_alive(beat, now_s, limit_s) for beat in workers),
+        workers=sum(is_alive(beat, now_s, limit_s) for beat in workers),
         tokens_per_s=region_rates(workers, now_s, limit_s).get(name, 0.0),
         orders_done=sum(each.orders_done for each in counts),
         weights_in_home=_total(each.weights_bytes_home for each in counts),
@@ -370,7 +370,7 @@ def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _member(beat: Heartbeat, now_s: float, limit_s: float) -> MemberStatus:
-    silent = not beat.has_ended and not _is_alive(beat, now_s, limit_s)
+    silent = not beat.has_ended and not is_alive(beat, now_s, limit_s)
     return MemberStatus(
         id=beat.id,
         kind=beat.kind,

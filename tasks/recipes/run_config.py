@@ -28,6 +28,7 @@ from storage.config_model import (
 )
 from storage.records.control import BudgetKind
 from storage.records.promotions import ROWS_MAX
+from storage.records.rollouts import KEPT_EPISODES_MAX
 from tasks.base_models.config import ModelConfig
 from tasks.promotion.gate.config import GateConfig
 from trainer.config import TrainConfig
@@ -71,6 +72,10 @@ class EvaluationConfig(Frozen):
     """Sequences decoded together."""
     devices: Gpus = ()
     """GPUs of its engines, as `rollout.engine.devices`; empty: those of a worker."""
+    kept_episodes: Annotated[CountOrNone, Field(le=KEPT_EPISODES_MAX)] = 32
+    """Episodes of each evaluation that are stored with their tokens, and are traces in MLflow: of
+    the same problems in every evaluation. 0: none.
+    """
 
 
 class ContestConfig(GateConfig):

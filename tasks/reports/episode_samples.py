@@ -3,7 +3,8 @@
 Each token is decoded alone, so that a reader sees what the engine consumed and produced.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Literal
@@ -91,6 +92,16 @@ def sample_episodes(run: ObjectStore, orders: Many[int], policy: str) -> list[Ep
                 continue
         samples += _varied(candidates, EPISODES_PER_PHASE)
     return list(_bounded(samples))
+
+
+def answering_policy(samples: Iterable[EpisodeSample]) -> str:
+    """Return the policy that sampled the first answer in most of the episodes; empty for none."""
+    first = Counter(sample.turns[0].policies[0] for sample in samples if _is_answered(sample))
+    return first.most_common(1)[0][0] if first else ""
+
+
+def _is_answered(sample: EpisodeSample) -> bool:
+    return bool(sample.turns and sample.turns[0].policies)
 
 
 def _phases(orders: Many[int]) -> Iterator[tuple[str, list[int]]]:

@@ -10,6 +10,7 @@ from tasks.reports import plots
 from tasks.reports.plot_parts import NUM_COLORS, smooth
 from tasks.reports.plots import Bar, Lane, Line
 from tasks.reports.shard_log import PlayedShard, ShardLog, by_worker, throughput
+from tasks.reports.words import ScoreNames
 
 TEAM_COLOR = 2
 """Colour of the team; policies take the other colours in the recipe's order."""
@@ -41,16 +42,23 @@ def policy_colors(policies: Iterable[str]) -> dict[str, int]:
     return dict(zip(policies, free, strict=False))
 
 
+def score_color(workflow: str, colors: Mapping[str, int], names: ScoreNames) -> int:
+    """Return the color of an accuracy: that of the policy whose accuracy it is, or of the team."""
+    own = names.answering if workflow == SOLO_WORKFLOW else ""
+    return colors.get(own, 0 if workflow == SOLO_WORKFLOW else TEAM_COLOR)
+
+
 def learning(
-    histories: Sequence[History], evaluations: Sequence[Evaluation], colors: Mapping[str, int]
-) -> list[Figure]:
+    histories: Sequence[History], evaluations: Sequence[Evaluation], colors: Mapping[str, int],
+    names: ScoreNames,
+) -> list[Figure]:  # fmt: skip
     return [
         Figure(
             "Held-out accuracy",
-            "All evaluations play the same problems; solver alone and team share the same first "
-            "attempts.",
+            "All evaluations play the same problems; accuracies at one version are of the same "
+            "episodes.",
             plots.line_chart(
-                _evaluation_lines(evaluations),
+                _evaluation_lines(evaluations, colors, names),
                 x_label="version",
                 y_label="accuracy",
                 y_range=(0, 1),
@@ -282,7 +290,9 @@ def health(histories: Sequence[History], colors: Mapping[str, int]) -> list[Figu
     ]
 
 
-def _evaluation_lines(evaluations: Sequence[Evaluation]) -> list[Line]:
+def _evaluation_lines(
+    evaluations: Sequence[Evaluation], colors: Mapping[str, int], names: ScoreNames
+) -> list[Line]:
     """A line for each (data set, workflow); data sets are named only if there are several."""
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for evaluation in evaluations:
@@ -293,9 +303,8 @@ def _evaluation_lines(evaluations: Sequence[Evaluation]) -> list[Line]:
     several = len({dataset for dataset, _ in points}) > 1
     lines = []
     for index, ((dataset, workflow), curve) in enumerate(points.items()):
-        alone = workflow == SOLO_WORKFLOW
-        name = "solver alone" if alone else f"team ({workflow})"
-        color = (0 if alone else TEAM_COLOR) + (3 * (index // 2) if several else 0)
+        name = names.of(workflow)
+        color = score_color(workflow, colors, names) + (3 * (index // 2) if several else 0)
         lines.append(
             Line(
                 name=f"{name}, {dataset}" if several else name,

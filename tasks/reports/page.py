@@ -16,7 +16,7 @@ from storage import layout
 from storage.coordination import heartbeats
 from storage.records.control import Heartbeat
 from storage.run import evaluations
-from storage.run.evaluations import SOLO_WORKFLOW, Evaluation
+from storage.run.evaluations import Evaluation
 from storage.run.fates import BatchFates
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.budget_status import budget_words
@@ -26,11 +26,11 @@ from tasks.monitoring.training_curves import History, read_history
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.stored_config import read_config
 from tasks.reports import figures, ledgers, mismatch
-from tasks.reports.episode_samples import EpisodeSample, sample_episodes
+from tasks.reports.episode_samples import EpisodeSample, answering_policy, sample_episodes
 from tasks.reports.figures import Figure
 from tasks.reports.shard_log import ShardLog, read_shard_log
 from tasks.reports.templates import clock_time, duration, template
-from tasks.reports.words import WORDS
+from tasks.reports.words import WORDS, ScoreNames
 from tasks.tracking.mlflow_client import flatten
 
 SURPRISE_NATS = (0.1, 0.7, 2.3)
@@ -44,7 +44,7 @@ REFRESH_S = 15
 class Card:
     """A headline number.
 
-    Example: `Card("solver alone", "33 % → 92 %", "held out, 500 problems")`.
+    Example: `Card("tokens", "1,204,224", "sampled; 803,112 trained on")`.
     """
 
     label: str
@@ -125,6 +125,7 @@ def render_report(run: ObjectStore, run_id: str, seen: SeenObjects | None = None
     seen.log = log = read_shard_log(run, seen.log)
     orders = [shard.order for shard in log.played]
     episodes = sample_episodes(run, orders, next(iter(config.policies)))
+    names = ScoreNames(list(config.policies), answering_policy(episodes))
     page: str = template("report.html.j2").render(
         run_id=run_id,
         status=status,
@@ -132,9 +133,9 @@ def render_report(run: ObjectStore, run_id: str, seen: SeenObjects | None = None
         started=clock_time(status.started),
         made=clock_time(time.time()),
         duration=duration(status.elapsed_s),
-        cards=[*_cards(status, log), *_mismatch_card(histories, config)],
+        cards=[*_cards(status, log, names, colors), *_mismatch_card(histories, config)],
         sections=_sections(
-            config, histories, evaluations.read_all(run).readable, log, beats, status
+            config, histories, evaluations.read_all(run).readable, log, beats, status, names
         ),
         ledger=ledgers.all_rows(seen.fates, log),
         sampled=any(len(history.steps) < history.num_steps for history in histories),
@@ -166,12 +167,12 @@ def _read_histories(run: ObjectStore, status: Status, seen: SeenObjects) -> list
 
 def _sections(
     config: RunConfig, histories: Sequence[History], evaluated: Sequence[Evaluation], log: ShardLog,
-    beats: Sequence[Heartbeat], status: Status,
+    beats: Sequence[Heartbeat], status: Status, names: ScoreNames,
 ) -> list[Section]:  # fmt: skip
     colors = figures.policy_colors(config.policies)
     start_s = min([shard.started_s for shard in log.played], default=status.started)
     return [
-        Section("learning", "Learning", figures.learning(histories, evaluated, colors)),
+        Section("learning", "Learning", figures.learning(histories, evaluated, colors, names)),
         Section(
             "staleness",
             "Staleness",
@@ -194,21 +195,22 @@ def _sections(
     ]
 
 
-def _cards(status: Status, log: ShardLog) -> list[Card]:
+def _cards(
+    status: Status, log: ShardLog, names: ScoreNames, colors: Mapping[str, int]
+) -> list[Card]:
     cards = []
     for workflow in dict.fromkeys(score.workflow for score in status.evals):
         scores = [score for score in status.evals if score.workflow == workflow]
         first, last = scores[0], scores[-1]
         gain = f"{(last.accuracy - first.accuracy) * 100:+.1f} points, " if len(scores) > 1 else ""
-        alone = workflow == SOLO_WORKFLOW
         cards.append(
             Card(
-                "solver alone" if alone else "team",
+                names.of(workflow),
                 f"{first.accuracy:.1%} → {last.accuracy:.1%}"
                 if len(scores) > 1
                 else f"{first.accuracy:.1%}",
                 f"{gain}{last.n} held-out problems of {last.dataset}",
-                0 if alone else figures.TEAM_COLOR,
+                figures.score_color(workflow, colors, names),
             )
         )
     if words := continues(status.origins).removeprefix("continues "):

@@ -1,7 +1,13 @@
 """The words of the report and of the page of episodes, with their meanings, for readers of a page.
 
-Words that `docs/glossary.md` defines have the same definition there.
+Words that `docs/glossary.md` defines have the same definition there. Names of accuracies are made
+of the run's own policies.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storage.run.evaluations import SOLO_WORKFLOW
 
 WORDS = {
     "policy": "one model that is trained, by its name in the recipe: `solver`, `verifier`",
@@ -47,3 +53,21 @@ WORDS = {
     "entropy": "how uncertain a policy is about its next token, in nats",
 }
 """Word → meaning; what a recipe or an object contains is between backticks."""
+
+
+@dataclass(frozen=True)
+class ScoreNames:
+    """Names of a run's accuracies. Example: `ScoreNames(["solver", "verifier"], "solver")`."""
+
+    policies: Sequence[str]
+    answering: str
+    """The policy that makes the first attempts; empty where it is not known yet."""
+
+    def of(self, workflow: str) -> str:
+        """Return the name of the accuracy of a workflow."""
+        if len(self.policies) == 1:
+            (policy,) = self.policies
+            return policy if workflow == SOLO_WORKFLOW else f"{policy} ({workflow})"
+        if workflow != SOLO_WORKFLOW:
+            return f"team ({workflow})"
+        return f"{self.answering} alone" if self.answering else "first attempts"

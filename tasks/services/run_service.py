@@ -22,6 +22,7 @@ from prefect.client.schemas.objects import State
 from data_ops.config import PolicyData
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime, StoppedError, stop_reason
+from storage.coordination.machine_monitor import MachineMonitor
 from storage.coordination.progress_log import ProgressLog
 from storage.errors import ConfigError
 from storage.records.control import ServiceState, Stop
@@ -73,12 +74,13 @@ def _serving(
     run = runs.open_run(object_store.default_store(), run_id)
     config = read_config(run)
     interval_s = config.supervise.heartbeat_interval_s
-    with service_logs(config.log_level), stop_on_sigterm() as stop:
+    with service_logs(config.log_level), stop_on_sigterm() as stop, MachineMonitor() as monitor:
         writer = HeartbeatWriter(
             *(run, kind, member, attempt, interval_s),
             region=region,
             leave=stop.set,
             observe=ProgressLog(config.log_every_s, config.log_every_steps).observe,
+            machine=monitor.last,
         )
         log.info("attempt %d runs on %s, pid %d", attempt, *_process())
         try:

@@ -21,6 +21,7 @@ from prefect.runtime import deployment, flow_run
 from storage import layout
 from storage.coordination import heartbeats
 from storage.coordination.heartbeat_writer import HeartbeatWriter
+from storage.coordination.machine_monitor import MachineMonitor
 from storage.coordination.progress_log import ProgressLog
 from storage.errors import AstraFlowError, ConfigError
 from storage.records.control import Stop
@@ -95,9 +96,11 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
     progress = ProgressLog(config.log_every_s, config.log_every_steps)
     with (
         service_logs(config.log_level),
+        MachineMonitor() as monitor,
         HeartbeatWriter(
             *(run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s),
             observe=progress.observe,
+            machine=monitor.last,
         ) as heartbeat,
     ):
         origin = {} if tracking is None else await asyncio.to_thread(provenance, run)

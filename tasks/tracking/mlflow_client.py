@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 from storage.errors import TransientError
 from storage.store.addresses import without_credentials
+from tasks.tracking import mlflow_traces
+from tasks.tracking.episode_traces import EpisodeTrace
 
 REQUEST_TIMEOUT_S = 5
 REQUEST_TRIES_MAX = 1
@@ -171,6 +173,17 @@ class Board:
             ]
             if logged:
                 self._client.log_inputs(self._ids[who], logged)
+
+    def log_trace(self, who: str, trace: EpisodeTrace) -> None:
+        """Store a trace of one of the runs; one that is stored already is replaced.
+
+        Raises MlflowError also where the server or MLflow's release has no traces.
+        """
+        with translated():
+            try:
+                mlflow_traces.log_trace(self.uri, self.experiment_id, self._ids[who], trace)
+            except (NotImplementedError, ImportError, ValueError) as error:
+                raise MlflowError(f"MLflow does not take traces: {error}") from error
 
     def register(self, policy: str, model: Path, tags: Mapping[str, str]) -> str:
         """Log the folder `model` as an artifact and register it as a version of `model_name`.

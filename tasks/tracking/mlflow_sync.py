@@ -4,8 +4,8 @@ up.
 
     store (manifests, batches, evaluations, heartbeats) ──sync──▶ MLflow
 
-The parent run in MLflow has evaluations, throughput and data windows; its children have the
-policies' steps.
+The parent run in MLflow has evaluations with traces of their episodes, samples of heartbeats and
+data windows; its children have the policies' steps.
 """
 
 import logging
@@ -30,6 +30,7 @@ from tasks.monitoring.status import region_rates
 from tasks.monitoring.training_curves import read_steps
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.stored_config import read_config
+from tasks.tracking.evaluation_traces import EvaluationTraces
 from tasks.tracking.loadable_models import loadable_model
 from tasks.tracking.mlflow_client import (
     DIGEST_TAG,
@@ -42,6 +43,7 @@ from tasks.tracking.mlflow_client import (
     Point,
     flatten,
 )
+from tasks.tracking.system_metrics import machine_points
 from tasks.tracking.window_inputs import dataset_inputs
 
 log = logging.getLogger(__name__)
@@ -52,8 +54,8 @@ STEPS_PER_SYNC_MAX = 500
 STEPS_PER_CALL = 25
 CATCH_UP_S = 60.0
 """Time limit for the backlog at the end of a run, before the report and the models."""
-THROUGHPUT_POINTS_MAX = 5000
-"""Samples of throughput that are kept while MLflow does not answer; they are not in the store."""
+SAMPLED_POINTS_MAX = 50_000
+"""Samples of heartbeats that are kept while MLflow does not answer; they are not in the store."""
 STATUS = {
     "completed": "FINISHED",
     "exhausted": "FINISHED",
@@ -107,8 +109,9 @@ class Tracker:
         self._next: dict[str, int] = {}
         self._evaluated = ""
         self._has_inputs = False
-        self._throughput: deque[Point] = deque(maxlen=THROUGHPUT_POINTS_MAX)
+        self._sampled: deque[Point] = deque(maxlen=SAMPLED_POINTS_MAX)
         self._logged_failure = False
+        self._traces = EvaluationTraces(run, run_id)
 
     @property
     def page(self) -> str | None:
@@ -120,13 +123,14 @@ class Tracker:
         catch up.
         """
         try:
-            self._sample_throughput()
+            self._sample_heartbeats()
             board = self._attached()
             for policy in self._config.policies:
                 self._send_steps(board, policy)
             self._send_evaluations(board)
-            self._send_throughput(board)
+            self._send_sampled(board)
             self._send_inputs(board)
+            self._traces.send(board)  # last: it takes longest
         except AstraFlowError as error:
             if not self._logged_failure:
                 log.warning("tracking is delayed, the run is not: %s", error)
@@ -203,15 +207,15 @@ class Tracker:
                 board.log(PARENT, _finite(_evaluation_points(evaluation)))
             self._evaluated = key
 
-    def _sample_throughput(self) -> None:
-        """Sample the tokens per second of each region from its workers' fresh heartbeats."""
+    def _sample_heartbeats(self) -> None:
+        """Sample each region's tokens per second and each machine's use from fresh heartbeats."""
         seen = heartbeats.readable(self._run)
         now_s = self._clock()
         step = max((version for beat in seen for version in beat.versions.values()), default=0)
-        for region, rate in region_rates(
-            seen, now_s, self._config.supervise.heartbeat_limit_s
-        ).items():
-            self._throughput.append(Point(f"rollout/{region}/tokens_per_s", rate, step, now_s))
+        limit_s = self._config.supervise.heartbeat_limit_s
+        for region, rate in region_rates(seen, now_s, limit_s).items():
+            self._sampled.append(Point(f"rollout/{region}/tokens_per_s", rate, step, now_s))
+        self._sampled.extend(machine_points(seen, step, now_s, limit_s))
 
     def _send_mean_rates(self, board: Board) -> None:
         """Log each region's mean rate as its last value, which MLflow's tables of runs show: the
@@ -229,11 +233,11 @@ class Tracker:
         ]
         board.log(PARENT, _finite(points))
 
-    def _send_throughput(self, board: Board) -> None:
-        waiting = list(self._throughput)
+    def _send_sampled(self, board: Board) -> None:
+        waiting = list(self._sampled)
         board.log(PARENT, _finite(waiting))
         for _ in waiting:
-            self._throughput.popleft()
+            self._sampled.popleft()
 
     def _send_inputs(self, board: Board) -> None:
         """Log the run's data windows, once for each tracker."""
@@ -251,8 +255,10 @@ class Tracker:
                 break
 
     def _behind(self) -> bool:
-        """Whether the store holds a step that was not logged."""
-        return any(manifests.exists(self._run, policy, step) for policy, step in self._next.items())
+        """Whether the store holds a step or an episode that was not logged."""
+        return self._traces.is_behind or any(
+            manifests.exists(self._run, policy, step) for policy, step in self._next.items()
+        )
 
     def _send_report(self, board: Board) -> None:
         try:
@@ -347,4 +353,9 @@ def _finite(points: Iterable[Point]) -> list[Point]:
     """Drop infinities, which MLflow would store as other numbers that spoil a curve's scale, and
     names for which it would refuse the whole request.
     """
-    return [point for point in points if math.isfinite(point.value) and _NAME.fullmatch(point.key)]
+    return [point for point in points if math.isfinite(point.value) and _is_name(point.key)]
+
+
+def _is_name(key: str) -> bool:
+    parts = key.split("/")
+    return bool(_NAME.fullmatch(key)) and not any(part in ("", ".", "..") for part in parts)

@@ -9,7 +9,7 @@ import pytest
 
 from storage import layout
 from storage.formats.safetensors import weights_digest
-from storage.run import evaluations, runs
+from storage.run import evaluation_samples, evaluations, runs
 from storage.run.base_models import load_model
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, reader, replication
@@ -69,24 +69,30 @@ def test_a_base_model_is_published_completely_after_repeated_kills_of_its_builde
         ) == weights_digest(built)
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("write", "after"), [(1, False), (1, True), (2, False), (2, True)])
 def test_an_evaluation_killed_during_its_commit_is_repeated_or_complete(
-    memory_store: ObjectStore, after: bool
+    memory_store: ObjectStore, write: int, after: bool
 ) -> None:
+    """Its first write is the sample, the second one the evaluation that counts its episodes."""
     settings = {
         "evaluation.prompts.limit": 3,
+        "evaluation.kept_episodes": 2,
         "rollout.engine.name": "tests.support.runs.fakes:ScriptedEngine",
     }
     config = loader.load("multi_policy_tiny", settings)
     publish_base(memory_store, ["solver", "verifier"])
     vector = {"solver": 0, "verifier": 0}
-    dying, _ = killed_at(memory_store, 1, after)
+    dying, _ = killed_at(memory_store, write, after)
     with pytest.raises(Killed):
         evaluate_versions(dying, config, vector)
-    assert evaluations.exists(memory_store, vector) is after
+    assert evaluations.exists(memory_store, vector) is (write == 2 and after)
+    samples = {key: memory_store.get(key) for key in evaluation_samples.keys(memory_store)}
+    assert bool(samples) is (write == 2 or after)
     made = evaluate_versions(memory_store, config, vector)
     assert made.final.tolist() == [1.0] * 3
     assert evaluations.read(memory_store, vector).rows == made.rows
+    assert made.num_kept == evaluation_samples.read(memory_store, vector).num_episodes == 2
+    assert samples.items() <= {key: memory_store.get(key) for key in memory_store.list()}.items()
 
 
 @pytest.mark.parametrize("after", [False, True])

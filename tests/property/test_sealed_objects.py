@@ -27,6 +27,7 @@ from storage.run import (
     base_models,
     batches,
     checkpoints,
+    evaluation_samples,
     evaluations,
     orders,
     quarantine,
@@ -34,6 +35,7 @@ from storage.run import (
     shards,
 )
 from storage.run.checkpoints import CheckpointState
+from storage.run.evaluation_samples import EvaluationSample
 from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
@@ -55,6 +57,7 @@ SCHEMAS = {
     "shards": (shards.SCHEMA, shards.KIND),
     "batches": (batches.SCHEMA, batches.KIND),
     "evals": (evaluations.SCHEMA, evaluations.KIND),
+    "eval_samples": (shards.SCHEMA, evaluation_samples.KIND),
 }
 
 
@@ -68,6 +71,10 @@ def whole_run(store: ObjectStore) -> ObjectStore:
     tags.create(run, "best", "solver", 2)
     checkpoints.save(run, "solver", 4, builders.tensors(4), CheckpointState({"format": 1}, 120.0))
     scores = np.array([1, 0], dtype=np.float32)
+    kept = (builders.group(builders.episode(builders.sequence(version=4))),)
+    evaluation_samples.create(
+        run, EvaluationSample(versions={"solver": 4, "verifier": 4}, groups=kept)
+    )
     evaluations.create(
         run,
         Evaluation(
@@ -77,6 +84,7 @@ def whole_run(store: ObjectStore) -> ObjectStore:
             rows=("a", "b"),
             first_attempt=scores,
             final=scores,
+            num_kept=1,
         ),
     )
     quarantine.quarantine_object(run, layout.order(10**6), "not there")
@@ -129,6 +137,7 @@ def readers() -> Iterator[Callable[[], object]]:
     yield lambda: leases.read_newest(RUN, 0)
     yield lambda: tags.require_all(RUN)
     yield lambda: evaluations.read_all(RUN)
+    yield lambda: evaluation_samples.read(RUN, {"solver": 4, "verifier": 4})
     yield lambda: runs.read_run(RUN)
     yield lambda: runs.read_stop(RUN)
     yield lambda: quarantine.read_quarantine(RUN)

@@ -11,6 +11,7 @@ from storage import layout
 from storage.coordination import heartbeats
 from storage.records.batches import Batch, BatchRow, Fate, LedgerEntry, SequenceKey
 from storage.records.control import Heartbeat, ServiceState, WaitReason
+from storage.records.machine_use import MachineUse
 from storage.records.progress import PROGRESS_OF, Progress, ServiceKind
 from storage.records.rollouts import (
     NOT_SAMPLED,
@@ -186,6 +187,7 @@ def heartbeat(
     versions: Mapping[str, int] | None = None,
     note: str = "",
     progress: Progress | None = None,
+    machine: MachineUse | None = None,
 ) -> Heartbeat:
     return Heartbeat(
         kind=kind,
@@ -204,6 +206,7 @@ def heartbeat(
         versions=versions or {},
         note=note,
         progress=progress or PROGRESS_OF[kind](),
+        machine=machine,
     )
 
 

@@ -23,14 +23,25 @@ from storage.coordination import leases, rounds
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.promotion import outcomes, promotions
 from storage.records.control import BudgetKind, CountedLife, Round, Stop, Usage
+from storage.records.machine_use import GpuUse, MachineUse
 from storage.records.progress import TrainerProgress
 from storage.records.rollouts import Prompt
-from storage.run import base_models, checkpoints, evaluations, quarantine, shards, usage
+from storage.run import (
+    base_models,
+    checkpoints,
+    evaluation_samples,
+    evaluations,
+    quarantine,
+    shards,
+    usage,
+)
 from storage.run.checkpoints import CheckpointState
+from storage.run.evaluation_samples import EvaluationSample
 from storage.run.runs import read_stop, request_stop
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
 from tests.support.checkout import ROOT
+from tests.support.runs import builders
 from tests.support.runs.builders import tensors
 from tests.support.runs.frozen_windows import frozen_window
 from tests.support.runs.promotable import CONDITIONS, PLAYED, gate_decision
@@ -68,10 +79,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     used: dict[BudgetKind, float] = {"hours": 0.25, "tokens": 0.0, "cost": 3.5}
     usage.write(run, Usage(limits={"hours": 8.0}, used=used, members={"dataflow": life}))
     rounds.write_entry(run, rounds.open_next(run, "solver"), "node/1", b"")
-    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as heartbeat_writer:
+    use = MachineUse(
+        cpu_percent=1.0,
+        memory_bytes=2.0,
+        memory_total_bytes=3.0,
+        gpus=(GpuUse(memory_bytes=1.0, memory_total_bytes=2.0),),
+    )
+    with HeartbeatWriter(
+        run, "trainer", "trainer-solver", 0, 60.0, machine=lambda: use
+    ) as heartbeat_writer:
         progress = TrainerProgress(step=4, tokens_per_s=9.5)
         heartbeat_writer.update(progress=progress, versions={"solver": 4})
     versions = {"verifier": 4, "solver": 4}
+    kept = (builders.group(builders.episode(builders.sequence(version=4), final=1.0)),)
+    evaluation_samples.create(run, EvaluationSample(versions=versions, groups=kept))
     right, team = np.array([1, np.nan], np.float32), np.array([1, 0], np.float32)
     evaluations.create(
         run,
@@ -84,6 +105,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             final=team,
             created_s=1.0,
             seconds=2.0,
+            num_kept=1,
         ),
     )
     run.put("shards/00000099.arrow", b"torn")
@@ -247,6 +269,11 @@ def test_an_independent_reader_reads_every_other_object(stranger: Stranger) -> N
     assert rows["final"] == [1.0, 0.0]
     assert rows["first_attempt"][0] == 1.0
     assert np.isnan(rows["first_attempt"][1])
+    header, rows = stranger.arrow(
+        "eval_samples/solver-00000004_verifier-00000004.arrow", "evaluation_sample"
+    )
+    assert [group["prompt"]["id"] for group in header["groups"]] == ["chained_addition/train/17"]
+    assert rows["versions"] == [[-1, -1, 4, 4, 4]]
     assert stranger.json("heartbeats/trainer/trainer-solver.json")["versions"] == {"solver": 4}
     assert stranger.json("quarantine/shards/00000099.arrow.json")["key"] == "shards/00000099.arrow"
     assert (stranger.root / "quarantine/shards/00000099.arrow").read_bytes() == b"torn"
@@ -487,6 +514,7 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         layout.checkpoint: [f"{folders[1]}/WRITE_ID.NAME"],
         layout.manifest: [layout.manifest(folder) for folder in folders],
         layout.evaluation: [layout.evaluation({"solver": 4})],
+        layout.evaluation_sample: [layout.evaluation_sample({"solver": 4})],
         layout.heartbeat: [layout.heartbeat("rollout", "rollout-0")],
         layout.quarantine: [
             layout.quarantine(layout.shard(7)),
@@ -575,6 +603,7 @@ OBJECTS = {
     "models/{build_digest}/manifest.json": "../../models/8c1f/manifest.json",
     "checkpoints/{policy}/{step:08d}/manifest.json": "checkpoints/solver/00000004/manifest.json",
     "evals/{versions}.arrow": "evals/solver-00000004_verifier-00000004.arrow",
+    "eval_samples/{versions}.arrow": "eval_samples/solver-00000004_verifier-00000004.arrow",
     "usage.json": "usage.json",
     "rounds/{policy}/{n:08d}.json": "rounds/solver/00000001.json",
     "rounds/{policy}/{n:08d}/{digest}.json": rounds.entry_key(
@@ -588,7 +617,13 @@ OBJECTS = {
     "promotions/{name}/outcomes/{digest}.arrow": f"../../{outcomes.key('tiny-1.7b', CONDITIONS)}",
 }
 """Section of the page → an object of the run that it describes."""
-KINDS = {"shards": "shard", "batches": "batch", "evals": "evaluation", "..": "team_outcomes"}
+KINDS = {
+    "shards": "shard",
+    "batches": "batch",
+    "evals": "evaluation",
+    "eval_samples": "evaluation_sample",
+    "..": "team_outcomes",
+}
 
 
 def spelled(value: Any, message: dict[str, str], path: str = "") -> dict[str, Any]:

@@ -6,9 +6,9 @@ from storage import plain_names
 from storage.coordination import heartbeats
 from storage.formats import arrow_sizes, json_objects, safetensors, tensor_set
 from storage.promotion import outcomes, promotions
-from storage.records import numbers, weights
+from storage.records import machine_use, numbers, rollouts, weights
 from storage.records import promotions as promotion_records
-from storage.run import orders, prompt_windows, runs, usage
+from storage.run import evaluation_samples, orders, prompt_windows, runs, usage
 from storage.store import backend, s3
 from storage.weights import delta_applier
 from storage.weights.codec import delta_blocks, delta_numpy
@@ -50,6 +50,9 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"{promotion_records.ROWS_MAX} rows, and a decision at most "
         f"{promotions.DECISION_BYTES_MAX:,} bytes.",
         f"There are at most {outcomes.EPISODES_MAX:,} episodes.",
+        f"in use; at most {machine_use.GPUS_MAX} GPUs, as",
+        f"Readers refuse a sample of more than {evaluation_samples.BYTES_MAX:,} bytes, "
+        f"{rollouts.KEPT_EPISODES_MAX} episodes or {evaluation_samples.TOKENS_MAX:,} tokens",
     ],
 )
 def test_each_limit_on_the_page_equals_that_of_the_code(sentence: str) -> None:

@@ -14,13 +14,13 @@ from data_ops.prompts.window import DataWindow, WindowPrompts
 from rollout.agents.seeds import derived_seed
 from rollout.config import EngineConfig
 from storage.coordination.lifetime import CHECK_INTERVAL_S, Lifetime
-from storage.errors import CorruptError, NotFoundError
+from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.records.control import Stop
 from storage.records.progress import EvaluationProgress
 from storage.records.rollouts import Episode
 from storage.records.types import Json
 from storage.records.weights import HostTensor
-from storage.run import evaluations, runs
+from storage.run import evaluation_samples, evaluations, runs
 from storage.run.evaluations import Accuracy
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
@@ -31,7 +31,7 @@ from tasks.recipes.run_config import RunConfig
 from tests.support.runs.builders import tensors
 from tests.support.runs.dataflow_world import OutageBackend
 from tests.support.runs.evaluations import evaluation
-from tests.support.runs.fakes import ScriptedEngine, base_files, total
+from tests.support.runs.fakes import LOGPROB, ScriptedEngine, base_files, total
 from tests.support.runs.frozen_windows import frozen_window
 from tests.support.runs.lifetimes import (
     ScriptedLifetime,
@@ -249,6 +249,55 @@ def test_first_attempts_and_final_answers_are_scored_and_failed_episodes_have_no
         {"solver": 0, "verifier": 0},
     )
     assert 0 <= stored.seconds <= stored.created_s
+
+
+def test_the_same_problems_are_kept_of_every_evaluation_with_what_was_played(
+    memory_store: ObjectStore, played: RunConfig
+) -> None:
+    publish_scripted(memory_store, 0, 1)
+    assert played.evaluation is not None
+    evaluated = played.evaluation.model_copy(update={"kept_episodes": 2})
+    config = played.model_copy(update={"evaluation": evaluated})
+    kept = []
+    for versions in vectors(0, 1):
+        assert evaluate_versions(memory_store, config, versions).num_kept == 2
+        kept.append(evaluation_samples.read(memory_store, versions))
+        assert evaluations.read(memory_store, versions).num_kept == 2
+    first, second = kept
+    names = [group.prompt.id for group in first.groups]
+    assert [group.prompt.id for group in second.groups] == names
+    assert set(names) < {name for name, _ in problems(config)}
+    for sample, version in zip(kept, (0, 1), strict=True):
+        for group in sample.groups:
+            (episode,) = group.episodes
+            assert episode.metrics["final"] == 1.0
+            assert group.prompt.fields["question"]
+            owners = [sequence.policies[sequence.owners.max()] for sequence in episode.sequences]
+            assert owners[:2] == ["solver", "verifier"]
+            for sequence in episode.sequences:
+                assert set(sequence.versions.tolist()) == {-1, version}
+                assert set(sequence.logprobs.tolist()) == {0.0, LOGPROB}
+
+
+def test_an_evaluation_that_keeps_no_episode_writes_one_object(
+    memory_store: ObjectStore, played: RunConfig
+) -> None:
+    publish_scripted(memory_store, 0)
+    assert played.evaluation is not None
+    evaluated = played.evaluation.model_copy(update={"kept_episodes": 0})
+    config = played.model_copy(update={"evaluation": evaluated})
+    (vector,) = vectors(0)
+    assert evaluate_versions(memory_store, config, vector).num_kept == 0
+    assert evaluation_samples.keys(memory_store) == []
+
+
+@pytest.mark.parametrize("number", [-1, 201, True, 1.5])
+def test_a_number_of_kept_episodes_out_of_bounds_is_refused(number: float) -> None:
+    with pytest.raises(ConfigError, match="kept_episodes"):
+        loader.load("multi_policy_tiny", {"evaluation.kept_episodes": number})
+    config = loader.load("multi_policy_tiny", {"evaluation.kept_episodes": 200})
+    assert config.evaluation is not None
+    assert config.evaluation.kept_episodes == 200
 
 
 def test_the_first_of_two_evaluations_of_one_vector_stays(

@@ -4,7 +4,15 @@ from pathlib import Path
 import pytest
 
 from storage.errors import ConfigError
-from storage.machine.gpus import Gpu, free_share, identities, installed, names
+from storage.machine.gpus import (
+    Gpu,
+    GpuReading,
+    free_share,
+    identities,
+    in_use,
+    installed,
+    names,
+)
 
 GIB = 2**30
 TWO = (Gpu("GPU-aa11", 80 * GIB, 80 * GIB), Gpu("GPU-bb22", 80 * GIB, 20 * GIB))
@@ -60,6 +68,23 @@ def test_the_free_share_is_that_of_the_fullest_gpu() -> None:
 def test_the_list_of_nvidia_smi_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub(tmp_path, monkeypatch, "echo 'GPU-aa11, 81920, 81920'; echo 'GPU-bb22, 81920, 20480'")
     assert installed() == TWO
+
+
+def test_what_gpus_have_in_use_is_read_also_without_their_utilization(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub(tmp_path, monkeypatch, "echo '1024, 81920, 97'; echo '0, 81920, [N/A]'; echo \"$@\" >&2")
+    assert in_use() == (GpuReading(GIB, 80 * GIB, 97.0), GpuReading(0, 80 * GIB, None))
+
+
+@pytest.mark.parametrize("script", ["exit 9", "echo '[N/A], 3, 4'", "echo '1, 2'", "echo a"])
+def test_a_failing_nvidia_smi_shows_nothing_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    stub(tmp_path, monkeypatch, script)
+    assert in_use() == ()
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert in_use() == ()
 
 
 @pytest.mark.parametrize("script", ["exit 9", "echo 'GPU-aa11, [N/A], 3'", "echo a"])

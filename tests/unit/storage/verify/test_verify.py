@@ -18,14 +18,24 @@ from storage.formats.json_objects import seal
 from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 from storage.records.control import RunEnd, Stop
 from storage.records.rollouts import Shard
-from storage.run import batches, checkpoints, evaluations, orders, quarantine, shards
+from storage.run import (
+    batches,
+    checkpoints,
+    evaluation_samples,
+    evaluations,
+    orders,
+    quarantine,
+    shards,
+)
 from storage.run.checkpoints import CheckpointState
+from storage.run.evaluation_samples import EvaluationSample
 from storage.run.runs import create_run, request_stop
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import Verdict, verify
 from storage.verify.violations import Invariant, Violation
 from storage.weights import manifests, publisher, tags
 from tasks.recipes.run_terms import run_terms
+from tests.support.runs import builders
 from tests.support.runs.builders import tensors
 from tests.support.runs.evaluations import evaluation
 from tests.support.runs.true_run import BATCH_SIZE, MAX_STALENESS, STEPS, finished_run
@@ -813,8 +823,51 @@ def test_an_evaluation_or_a_tag_of_a_missing_version_is_reported(run: ObjectStor
     ]
 
 
+def with_sample(run: ObjectStore, version: int) -> str:
+    """Add an evaluation that keeps an episode; return the key of its sample."""
+    versions = {"solver": version, "verifier": version}
+    kept = (builders.group(builders.episode(builders.sequence(version=version))),)
+    evaluation_samples.create(run, EvaluationSample(versions=versions, groups=kept))
+    evaluations.create(run, replace(evaluation(versions), num_kept=1))
+    return layout.evaluation_sample(versions)
+
+
+def test_a_missing_sample_of_an_evaluation_is_reported(run: ObjectStore) -> None:
+    key = with_sample(run, 1)
+    run.delete(key)
+    evaluations.create(run, evaluation({"solver": 2, "verifier": 2}))  # keeps no episode
+    assert all_violations(run) == [
+        (
+            4,
+            key,
+            "is missing; evals/solver-00000001_verifier-00000001.arrow says that it has 1 episodes",
+        )
+    ]
+
+
+def test_a_damaged_sample_is_reported_and_the_others_are_read(run: ObjectStore) -> None:
+    key = with_sample(run, 1)
+    with_sample(run, 77)
+    run.put(key, b"torn")
+    violations = all_violations(run)
+    assert [(number, where) for number, where, _ in violations] == [
+        (4, key),
+        *((4, f"eval_samples/solver-{77:08d}_verifier-{77:08d}.arrow"),) * 2,
+        *((4, f"evals/solver-{77:08d}_verifier-{77:08d}.arrow"),) * 2,
+    ]
+    assert violations[0][2].startswith(f"cannot be read: {key}: a evaluation_sample file of 4")
+    assert violations[1][2] == "names version 77 of solver, which does not exist"
+
+
+def test_a_sample_whose_evaluation_was_interrupted_is_no_violation(run: ObjectStore) -> None:
+    key = with_sample(run, 1)
+    run.delete(layout.evaluation({"solver": 1, "verifier": 1}))
+    assert run.exists(key)
+    assert all_violations(run) == []
+
+
 def test_valid_evaluations_and_tags_have_no_violations(run: ObjectStore) -> None:
-    evaluations.create(run, evaluation({"solver": 1, "verifier": 1}))
+    with_sample(run, 1)
     tags.create(run, "best", "solver", 1)
     assert all_violations(run) == []
 

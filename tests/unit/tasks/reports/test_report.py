@@ -5,8 +5,9 @@ from html.parser import HTMLParser
 from storage import layout
 from storage.records.control import ClosingStep, ServiceState
 from storage.run import shards
+from tasks.reports import figures
 from tasks.reports.page import REFRESH_S, render_report, watch, write_report
-from tasks.reports.words import WORDS
+from tasks.reports.words import WORDS, ScoreNames
 from tests.support.checkout import ROOT
 from tests.support.runs import builders
 from tests.support.runs.small_run import RUN_ID, SmallRun
@@ -72,6 +73,72 @@ def test_a_report_shows_episodes_before_and_after_training() -> None:
     assert "order 0: 2 episodes, 6 tokens in 1.5 s, solver ≤ v0" in text
     assert "solver filtered: zero_advantage 4 30.8 %" in text
     assert "⟨40⟩" in text
+
+
+TEAM = """\
+name: tiny
+steps: 4
+policies:
+  critic:
+    model: {tiny: {}}
+    batch_size: 2
+  writer:
+    model: {tiny: {}}
+    batch_size: 2
+data:
+  prompts: {builtin: chained_addition}
+rollout:
+  workflow: {name: actor_and_verify, roles: {solver: writer, verifier: critic}}
+"""
+
+
+def played_by_writer(name: str, recipe: str) -> SmallRun:
+    small_run = SmallRun(name, recipe)
+    policies = tuple(small_run.config.policies)
+    for policy in policies:
+        small_run.version(policy, 0)
+    first = builders.sequence(policy="writer", policies=policies)
+    last = builders.sequence(policy=policies[0], policies=policies, starts_episode=False)
+    small_run.order(0)
+    group = builders.group(builders.episode(first, last))
+    shards.create(small_run.run, builders.shard(group, weights={"writer": {0: "sha256:00"}}))
+    small_run.evaluation(0, [1, 0, 0, 0], [1, 1, 1, 0])
+    return small_run
+
+
+def test_accuracies_are_named_after_the_policies_of_the_run() -> None:
+    small_run = played_by_writer("report-names", TEAM)
+    page = write_report(small_run.run, RUN_ID)
+    text = text_of(page)
+    for name in ("writer alone", "team (actor_and_verify)"):
+        assert text.count(name) > 1  # a card, and a line of the figure
+    assert "solver alone" not in text
+
+
+def test_an_accuracy_has_the_color_of_its_policy_or_of_the_team() -> None:
+    colors = figures.policy_colors(["critic", "writer"])
+    names = ScoreNames(["critic", "writer"], "writer")
+    assert figures.score_color("single_turn", colors, names) == colors["writer"] != colors["critic"]
+    assert figures.score_color("actor_and_verify", colors, names) == figures.TEAM_COLOR
+
+
+def test_before_the_first_episode_the_answering_policy_is_not_named() -> None:
+    small_run = SmallRun("report-unknown", TEAM)
+    small_run.evaluation(0, [1, 0], [1, 1])
+    text = text_of(write_report(small_run.run, RUN_ID))
+    assert text.count("first attempts") > 1
+    assert "alone" not in text
+
+
+def test_the_accuracy_of_a_single_policy_has_its_name() -> None:
+    recipe = TEAM.replace("  critic:\n    model: {tiny: {}}\n    batch_size: 2\n", "").replace(
+        "{name: actor_and_verify, roles: {solver: writer, verifier: critic}}",
+        "{name: single_turn, roles: {solver: writer}}",
+    )
+    small_run = played_by_writer("report-single", recipe)
+    text = text_of(write_report(small_run.run, RUN_ID))
+    assert "writer (actor_and_verify)" in text  # the workflow that the evaluation names
+    assert "alone" not in text
 
 
 def test_the_page_loads_no_external_resource() -> None:

@@ -13,8 +13,10 @@ from prefect.exceptions import TerminationSignal
 
 from storage import layout
 from storage.coordination import heartbeats
+from storage.coordination.machine_monitor import MachineMonitor
 from storage.errors import ConfigError
 from storage.records.control import Stop
+from storage.records.machine_use import MachineUse
 from storage.run import orders, runs
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, replication
@@ -50,6 +52,16 @@ def test_a_config_error_fails_the_run_immediately_with_its_message(
         0,
         "failed",
     )
+
+
+def test_the_heartbeat_of_a_service_has_what_its_machine_has_in_use(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use = MachineUse(cpu_percent=37.5, memory_bytes=1.0, memory_total_bytes=2.0)
+    monkeypatch.setattr(MachineMonitor, "last", lambda monitor: use)
+    runs.request_stop(run, Stop("cancelled", "enough", 1.0))
+    run_service.run_evaluation("r", "evaluation", 0)
+    assert [beat.machine for beat in heartbeats.readable(run)] == [use]
 
 
 def test_a_service_logs_its_process_and_its_last_progress(
