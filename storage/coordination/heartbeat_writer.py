@@ -84,6 +84,7 @@ class HeartbeatWriter:
             daemon=True,
         )
         self._observe = observe
+        self._logged_observer = False
         self._machine = machine
         self._logged: set[type[AstraFlowError]] = set()
         self._clock = clock
@@ -201,8 +202,14 @@ class HeartbeatWriter:
             self._write()
         except AstraFlowError as error:
             self._log(error)
-        if not self._superseded:
+        if self._superseded:
+            return
+        try:
             self._observe(self.last)
+        except Exception:  # of code that only shows heartbeats: without them the service is lost
+            if not self._logged_observer:
+                log.exception("heartbeats of %s are written, but not shown", self._beat.id)
+            self._logged_observer = True
 
     def _write(self) -> None:
         if self._is_superseded():

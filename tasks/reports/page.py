@@ -8,12 +8,14 @@ draws them, the template has the layout. The page of a run that goes on reloads 
 writes it again and again.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from storage import layout
 from storage.coordination import heartbeats
+from storage.errors import TransientError
 from storage.records.control import Heartbeat
 from storage.run import evaluations
 from storage.run.evaluations import Evaluation
@@ -32,6 +34,8 @@ from tasks.reports.shard_log import ShardLog, read_shard_log
 from tasks.reports.templates import clock_time, duration, template
 from tasks.reports.words import WORDS, ScoreNames
 from tasks.tracking.mlflow_client import flatten
+
+log = logging.getLogger(__name__)
 
 SURPRISE_NATS = (0.1, 0.7, 2.3)
 """Bounds of −log p between the four shades of a token: p = 0.9, 0.5, 0.1."""
@@ -81,18 +85,23 @@ def watch(
 ) -> None:
     """Write the report every REFRESH_S seconds until the run and its closing steps have ended.
 
+    While the store does not answer, the last page stays.
+
     Args:
         wait: waits that number of seconds.
         written: called with every page after it is stored.
     """
     seen = SeenObjects()
     while True:
-        going_on = goes_on(status_of(run))
-        page = render_report(run, run_id, seen)
-        store_report(run, page)
-        written(page)
-        if not going_on:
-            return
+        try:
+            going_on = goes_on(status_of(run))
+            page = render_report(run, run_id, seen)
+            store_report(run, page)
+            written(page)
+            if not going_on:
+                return
+        except TransientError as error:
+            log.warning("the report is not up to date: %s", error)
         wait(REFRESH_S)
 
 

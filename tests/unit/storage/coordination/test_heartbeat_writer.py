@@ -338,6 +338,18 @@ def test_heartbeats_are_observed_from_the_second_on_also_when_they_cannot_be_wri
     assert observed[-1].state == ServiceState.DONE
 
 
+def test_an_observer_that_fails_stops_no_heartbeat(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(beat: Heartbeat) -> None:
+        raise ZeroDivisionError("no tokens")
+
+    with HeartbeatWriter(memory_store, "trainer", "t", 0, 0.01, observe=fail):
+        until(lambda: only(memory_store).beats > 3)
+    assert only(memory_store).state == ServiceState.DONE
+    assert caplog.messages == ["heartbeats of t are written, but not shown"]
+
+
 def test_a_superseded_writer_is_no_longer_observed(memory_store: ObjectStore) -> None:
     observed: list[Heartbeat] = []
     left = threading.Event()

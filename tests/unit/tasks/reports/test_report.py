@@ -2,10 +2,14 @@ import re
 import time
 from html.parser import HTMLParser
 
+import pytest
+
 from storage import layout
+from storage.errors import TransientError
 from storage.records.control import ClosingStep, ServiceState
 from storage.run import shards
-from tasks.reports import figures
+from storage.store.object_store import ObjectStore
+from tasks.reports import figures, page
 from tasks.reports.page import REFRESH_S, render_report, watch, write_report
 from tasks.reports.words import WORDS, ScoreNames
 from tests.support.checkout import ROOT
@@ -231,6 +235,24 @@ def test_a_watched_report_is_written_until_the_run_and_its_closing_steps_have_en
     assert ["location.reload()" in page for page in pages] == [True, True, True, False]
     assert ["order 0 ·" in page for page in pages] == [False, True, True, True]
     assert small_run.run.get(layout.REPORT).decode() == pages[-1]
+
+
+def test_a_watched_report_outlives_a_store_that_does_not_answer_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_run = SmallRun("report-away")
+    small_run.stop("completed", "all done", time.time())
+    small_run.beat("supervisor", "supervisor", time.time(), state=ServiceState.DONE)
+    store_report, waits, pages = page.store_report, list[float](), list[str]()
+
+    def away_at_first(run: ObjectStore, body: str) -> None:
+        if not waits:
+            raise TransientError("the store is away")
+        store_report(run, body)
+
+    monkeypatch.setattr(page, "store_report", away_at_first)
+    watch(small_run.run, RUN_ID, waits.append, pages.append)
+    assert (waits, len(pages)) == ([REFRESH_S], 1)
 
 
 def test_probabilities_can_be_read_without_a_mouse() -> None:
