@@ -127,6 +127,7 @@ def test_a_trace_is_stored_once_however_often_it_is_sent(uri: str) -> None:
     assert tracker_of(small_run, uri).sync()
     first = {trace.info.trace_id: trace.to_dict() for trace in search(uri)}
     assert len(first) == 4
+    assert len({span.span_id for trace in search(uri) for span in trace.data.spans}) == 8
     from mlflow.tracking import MlflowClient
 
     # As after a crash before the cursor moved.
@@ -216,17 +217,18 @@ def test_a_slow_mlflow_gets_at_least_one_trace_a_call() -> None:
 def test_a_trace_that_is_refused_twice_is_left_out_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    small_run = run_with("traces-refused", 0, 2, episodes=3)
+    versions = (0, 2, 4, 6)
+    small_run = run_with("traces-refused", *versions, episodes=3)
     board, traces = Sent(refused=["/1/0"]), sender(small_run)
     for _ in range(2):
         send(traces, board)
         assert traces.is_behind
     assert board.asked == [f"{vector(0)}/{place}/0" for place in (0, 1, 1)]
-    for _ in range(3):
+    for _ in range(7):
         send(traces, board)
     assert not traces.is_behind
-    assert board.taken == [f"{vector(v)}/{n}/0" for v, n in ((0, 0), (0, 2), (2, 0), (2, 2))]
-    assert board.cursor == key_of(2)
+    assert board.taken == [f"{vector(version)}/{n}/0" for version in versions for n in (0, 2)]
+    assert board.cursor == key_of(6)
     assert caplog.text.count("MLflow does not take the trace of") == 1
 
 
