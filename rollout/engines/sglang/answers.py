@@ -8,11 +8,15 @@ import numpy as np
 
 from rollout.engines.engine import EngineFailedError, Generation, SamplingParams, VersionSpan
 from storage.errors import ConfigError
+from storage.plain_names import quoted
 from storage.records.types import Json
 
 MASK_TOKENS_MAX = 4096
 """The largest top_k for which a server returns the tokens it kept (0.5.21)."""
 LABEL_SEPARATOR = "-"
+MESSAGE_CHARACTERS_MAX = 500
+VERSION_DIGITS_MAX = 9
+"""Digits of a version: a token holds it in 32 bits."""
 
 
 def version_label(engine_id: str, version: int) -> str:
@@ -93,7 +97,7 @@ def read_answer(
     """
     try:
         info = answer["meta_info"]
-        tokens = np.array(answer["output_ids"], dtype=np.int32)
+        tokens = _tokens(answer["output_ids"])
         reason = str(info["finish_reason"]["type"])
         if reason == "abort" and not len(tokens):
             return aborted()
@@ -103,10 +107,14 @@ def read_answer(
             spans = (VersionSpan(adapter_version, 0, len(tokens)),) if len(tokens) else ()
     except (KeyError, TypeError, ValueError, OverflowError, IndexError) as error:
         raise EngineFailedError(
-            f"SGLang gave an answer that is not one: {type(error).__name__}: {error}"
+            f"SGLang gave an answer that is not one: {type(error).__name__}: {error}"[
+                :MESSAGE_CHARACTERS_MAX
+            ]
         ) from error
     if reason not in ("stop", "length", "abort") or not (len(tokens) or reason == "abort"):
-        raise EngineFailedError(f"SGLang ended a request of {len(tokens)} tokens by {reason!r}")
+        raise EngineFailedError(
+            f"SGLang ended a request of {len(tokens)} tokens by {quoted(reason)}"
+        )
     if len(tokens) > limit:
         raise EngineFailedError(f"SGLang gave {len(tokens)} tokens, and {limit} were asked for")
     if reason == "stop" and int(tokens[-1]) not in sampling.stop_ids:
@@ -115,6 +123,13 @@ def read_answer(
             f"{sampling.stop_ids}; start the server from a model folder without other end tokens"
         )
     return Generation(tokens, logprobs, spans, reason)  # type: ignore[arg-type]  # checked above
+
+
+def _tokens(ids: Any) -> "np.ndarray[Any, Any]":
+    """Return the ids as int32 [L]; ValueError when they are not whole numbers from 0."""
+    if not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
+        raise ValueError("its tokens are not a list of whole numbers from 0")
+    return np.array(ids, dtype=np.int32)
 
 
 def _logprobs(info: Json, sampling: SamplingParams, tokens: "np.ndarray[Any, Any]") -> Any:
@@ -128,7 +143,8 @@ def _logprobs(info: Json, sampling: SamplingParams, tokens: "np.ndarray[Any, Any
         values = info["output_token_sampling_logprobs"]
     else:
         values = [entry[0] for entry in entries]
-    logprobs = np.array(values, dtype=np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is not finite
+        logprobs = np.array(values, dtype=np.float32)
     if logprobs.shape != tokens.shape or not np.isfinite(logprobs).all():
         raise ValueError(f"{len(tokens)} tokens have log-probabilities {values[:8]}")
     if len(logprobs) and float(logprobs.max()) > 1e-3:
@@ -153,10 +169,10 @@ def _spans(info: Json, length: int, engine_id: str) -> tuple[VersionSpan, ...]:
 
 def _version(label: str, engine_id: str) -> int:
     owner, _, number = str(label).rpartition(LABEL_SEPARATOR)
-    if owner != engine_id or not number.isdecimal():
+    if owner != engine_id or not number.isdecimal() or len(number) > VERSION_DIGITS_MAX:
         raise ValueError(
-            f"version {label!r} sampled the tokens, and this worker never loaded it: does another "
-            "worker use the same server?"
+            f"version {quoted(str(label))} sampled the tokens, and this worker never loaded it: "
+            "does another worker use the same server?"
         )
     return int(number)
 

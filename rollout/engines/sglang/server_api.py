@@ -4,13 +4,15 @@ Tokens in, tokens out: no text crosses it. A server that cannot be reached or th
 `ServerLostError`; one that works and refuses a call raises `ServerRefusedError`.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from storage.errors import AstraFlowError
+from storage.plain_names import quoted
 from storage.records.types import Json
 
 CONNECT_TIMEOUT_S = 10.0
@@ -20,7 +22,27 @@ new weights take as long as they take.
 """
 KEEPALIVE_S = 2.0
 """Idle connections are closed after this time: earlier than by the server, after 5 s."""
+ANSWER_BYTES_MAX = 2**24
+"""Of an answer that holds no tokens: it has a digest of each parameter at most."""
+TOKEN_BYTES_MAX = 2**16
+"""Of each token of an answer: with top_p or top_k, the ids of up to 4,096 other tokens."""
 MESSAGE_CHARACTERS_MAX = 300
+
+
+class _Answer(NamedTuple):
+    """An HTTP answer, read to its end."""
+
+    status: int
+    content: bytes
+    location: str
+    """To which it redirects; the engine follows no redirection, which would get its key."""
+
+    def json(self) -> Any:
+        """Return its content as JSON; ValueError when it is none."""
+        try:
+            return json.loads(self.content)
+        except RecursionError:
+            raise ValueError("JSON that is nested too deep") from None
 
 
 class ServerLostError(AstraFlowError):
@@ -41,8 +63,10 @@ class ServerRefusedError(AstraFlowError):
 
     @property
     def is_of_every_request(self) -> bool:
-        """Whether it refuses every such call: another key is wanted, or it has no such path."""
-        return self.status in (401, 403, 404, 405)
+        """Whether it refuses every such call: another key is wanted, it has no such path, or it is
+        at another address.
+        """
+        return self.status in (401, 403, 404, 405) or 300 <= self.status < 400
 
 
 class ServerApi:
@@ -53,7 +77,7 @@ class ServerApi:
         self.url = url
         self._client = httpx.AsyncClient(
             base_url=url,
-            headers=headers,
+            headers={**headers, "Accept-Encoding": "identity"},
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
             limits=httpx.Limits(
                 max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEPALIVE_S
@@ -63,7 +87,9 @@ class ServerApi:
 
     async def generate(self, request: Mapping[str, Any]) -> Json:
         """Return the answer to one request; cancelling the call does not end it in the server."""
-        return await self._json("/generate", request)
+        num_tokens = int(request["sampling_params"]["max_new_tokens"])
+        bytes_max = ANSWER_BYTES_MAX + num_tokens * TOKEN_BYTES_MAX
+        return await self._json("/generate", request, bytes_max)
 
     async def abort(self, request_id: str) -> None:
         """End one request: its call of `generate` returns what it has."""
@@ -117,41 +143,46 @@ class ServerApi:
     async def label(self) -> str:
         """Return its name of the weights it holds; `default` after a start."""
         try:
-            response = await self._client.get("/model_info", timeout=CONTROL_TIMEOUT_S)
-            return str(response.json()["weight_version"])
+            answer = await self._read("GET", "/model_info", CONTROL_TIMEOUT_S)
+            return str(answer.json()["weight_version"])
         except (httpx.HTTPError, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise ServerLostError(
                 f"the SGLang server at {self.url} does not answer: {type(error).__name__} {error}"
             ) from error
 
     async def is_ready(self) -> bool:
-        """Return whether the server answers at all."""
+        """Return whether the server answers at all.
+
+        ServerRefusedError when it rejects the key or is at another address.
+        """
         try:
-            response = await self._client.get("/model_info", timeout=CONNECT_TIMEOUT_S)
-        except (httpx.HTTPError, OSError):
+            answer = await self._read("GET", "/model_info", CONNECT_TIMEOUT_S)
+        except (httpx.HTTPError, OSError, ValueError):
             return False
-        if response.status_code in (401, 403):
+        if answer.status in (401, 403):
             raise ServerRefusedError(
                 f"the SGLang server at {self.url} rejects the API key (ASTRAFLOW_SGLANG_API_KEY)",
-                response.status_code,
+                answer.status,
             )
-        return response.status_code == 200
+        self._check_address(answer)
+        return answer.status == 200
 
     async def samples(self, timeout_s: float) -> bool:
         """Return whether the server generates tokens: its own check generates one."""
         try:
-            response = await self._client.get("/health_generate", timeout=timeout_s)
-        except (httpx.HTTPError, OSError):
+            answer = await self._read("GET", "/health_generate", timeout_s)
+        except (httpx.HTTPError, OSError, ValueError):
             return False
-        return response.status_code == 200
+        return answer.status == 200
 
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _json(self, path: str, body: Mapping[str, Any]) -> Json:
-        response = await self._post(path, body, None)
+    async def _json(
+        self, path: str, body: Mapping[str, Any], bytes_max: int = ANSWER_BYTES_MAX
+    ) -> Json:
         try:
-            answer = response.json()
+            answer = (await self._post(path, body, None, bytes_max)).json()
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
@@ -159,28 +190,62 @@ class ServerApi:
         return answer
 
     async def _post(
-        self, path: str, body: Mapping[str, Any], timeout_s: float | None
-    ) -> httpx.Response:
-        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        timeout_s: float | None,
+        bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> _Answer:
         try:
-            response = await self._client.post(path, json=body, timeout=timeout)
+            answer = await self._read("POST", path, timeout_s, body, bytes_max)
         except (httpx.HTTPError, OSError, RuntimeError) as error:  # RuntimeError: it was closed
             raise ConnectionLostError(
                 f"the SGLang server at {self.url} does not answer: "
                 f"{type(error).__name__} {error}".rstrip()
             ) from error
-        if response.status_code >= 500:
+        except ValueError as error:
+            raise ServerLostError(f"the SGLang server at {self.url} {error} at {path}") from None
+        if answer.status >= 500:
             raise ServerLostError(
-                f"the SGLang server at {self.url} failed at {path}: {_reason(response)}"
+                f"the SGLang server at {self.url} failed at {path}: {_reason(answer)}"
             )
-        if response.status_code >= 400:
+        if answer.status >= 400:
             raise ServerRefusedError(
-                f"the SGLang server at {self.url} refused {path}: {_reason(response)}",
-                response.status_code,
+                f"the SGLang server at {self.url} refused {path}: {_reason(answer)}",
+                answer.status,
             )
-        return response
+        self._check_address(answer)
+        return answer
+
+    async def _read(
+        self,
+        method: str,
+        path: str,
+        timeout_s: float | None,
+        body: Mapping[str, Any] | None = None,
+        bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> _Answer:
+        """Return the answer; ValueError when it is longer than `bytes_max`."""
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        content = bytearray()
+        async with self._client.stream(method, path, json=body, timeout=timeout) as response:
+            async for piece in response.aiter_raw():
+                content += piece
+                if len(content) > bytes_max:
+                    raise ValueError(f"gave an answer of more than {bytes_max:,} bytes")
+        location = response.headers.get("location", "")
+        return _Answer(response.status_code, bytes(content), location)
+
+    def _check_address(self, answer: _Answer) -> None:
+        if 300 <= answer.status < 400:
+            raise ServerRefusedError(
+                f"the SGLang server at {self.url} redirects to {quoted(answer.location)}; set "
+                "rollout.engine.sglang.urls to the server's own address",
+                answer.status,
+            )
 
 
-def _reason(response: httpx.Response) -> str:
-    text = " ".join(response.text.split())
-    return f"{response.status_code} {text[:MESSAGE_CHARACTERS_MAX]}"
+def _reason(answer: _Answer) -> str:
+    text = " ".join(answer.content.decode(errors="replace").split())[:MESSAGE_CHARACTERS_MAX]
+    printable = "".join(each if each.isprintable() else "?" for each in text)
+    return f"{answer.status} {printable}"

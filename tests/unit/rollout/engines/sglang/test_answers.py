@@ -67,11 +67,40 @@ def test_an_answer_without_spans_has_one_version() -> None:
         ({"finish_reason": None}, "not one"),
         ({"output_ids": []}, "other tokens"),
         ({"output_ids": [7, 2**40]}, "not one"),
+        ({"output_ids": [7, -2]}, "whole numbers"),
+        ({"output_token_logprobs": [[-1e39, 7, None], [-1.5, 2, None]]}, "log-probabilities"),
+        (
+            {"weight_versions": [{"version": "abc-1000000000", "start": 0, "end": 2}]},
+            "never loaded it",
+        ),
     ],
 )
 def test_an_answer_that_cannot_be_true_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(EngineFailedError, match=message):
         read_answer(answer(**changes), SAMPLED, 4, "abc")
+
+
+@pytest.mark.parametrize("ids", [[7.9, 2], ["7", "2"], [[7], [2]], [True, 2], [-7, 2], {"7": 2}])
+def test_tokens_that_are_no_ids_are_refused_where_no_log_probability_shows_it(ids: Any) -> None:
+    greedy = SamplingParams(temperature=0, stop_ids=(2,))
+    with pytest.raises(EngineFailedError, match="whole numbers"):
+        read_answer(answer(output_ids=ids), greedy, 4, "abc")
+
+
+def test_a_refusal_quotes_no_more_than_a_line_of_the_answer() -> None:
+    for changes in (
+        {"finish_reason": {"type": "x" * 10_000}},
+        {"weight_versions": _label("\x1b")},
+        {"weight_versions": [{"version": "abc-1", "start": 0, "end": 2}] * 10_000},
+    ):
+        with pytest.raises(EngineFailedError) as refused:
+            read_answer(answer(**changes), SAMPLED, 4, "abc")
+        assert len(str(refused.value)) < 600
+        assert str(refused.value).isprintable()
+
+
+def _label(text: str) -> list[dict[str, Any]]:
+    return [{"version": text * 10_000, "start": 0, "end": 2}]
 
 
 def test_a_request_that_was_aborted_while_it_waited_has_no_tokens() -> None:
