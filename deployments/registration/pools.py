@@ -30,7 +30,10 @@ NAMES: Final = (CONTROL, TRAINERS, ROLLOUT)
 """The pools that deployments name (`deployments.py`)."""
 RESERVED: Final = frozenset(("command", "env", "stream_output"))
 """Job variables that AstraFlow sets itself."""
-_SECRET = re.compile(r"SECRET_ACCESS_KEY|PASSWORD|API_KEY|AUTH_STRING|TOKEN$", re.I)
+_SECRET = re.compile(
+    r"(SECRET_ACCESS|SECRET|PRIVATE|API)[_-]?KEY|CLIENT[_-]?SECRET|PASSW(OR)?D|AUTH_STRING|TOKEN$",
+    re.I,
+)
 """In the name of an environment variable with a secret."""
 Variable: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 
@@ -111,13 +114,41 @@ def _mistakes(name: str, pool: Pool) -> Iterator[tuple[yaml_file.KeyPath, str]]:
         if _SECRET.search(variable) or holds_credentials(value):
             yield (name, "environment", variable), secret
     for variable, value in pool.job_variables.items():
-        if any(map(holds_credentials, json_values.strings(value))):
+        if _has_secret({variable: value}):
             yield (name, "job_variables", variable), secret
     if pool.regions and name != ROLLOUT:
         yield (name, "regions"), f"only {ROLLOUT} has regions"
     for region in pool.regions:
         if not plain_names.NAME.fullmatch(region):
             yield (name, "regions", region), "cannot be the name of a region"
+
+
+def _has_secret(value: Any) -> bool:
+    """Return whether a job variable has a text that is a secret: by its key, as the value of an
+    environment variable in one of the forms of Docker and Kubernetes, or as an address.
+    """
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            named = {**part, part["name"]: part.get("value")} if _is_name(part) else part
+            if any(
+                isinstance(text, str) and text and _SECRET.search(key)
+                for key, text in named.items()
+            ):
+                return True
+            pending += part.values()
+        elif isinstance(part, list | tuple):
+            pending += part
+        elif isinstance(part, str):
+            variable, separator, text = part.partition("=")
+            if holds_credentials(part) or (separator and text and _SECRET.search(variable)):
+                return True
+    return False
+
+
+def _is_name(part: Mapping[str, Any]) -> bool:
+    return isinstance(part.get("name"), str)
 
 
 def _fault(

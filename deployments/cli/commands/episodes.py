@@ -57,7 +57,13 @@ def episodes(
         ),
     ] = "",
     limit: Annotated[
-        int, typer.Option(min=0, help="Most episodes to list, the newest first; 0: all.")
+        int,
+        typer.Option(
+            min=0,
+            max=1_000_000_000,
+            metavar="N",
+            help="Most episodes to list, the newest first; 0: all.",
+        ),
     ] = 50,
     page: Annotated[
         Path | None,

@@ -70,6 +70,31 @@ def test_a_file_of_pools_is_read_with_its_regions(tmp_path: Path) -> None:
             "trainers:\n  job_variables:\n    volumes: [{from: 's3://me:s3cr3t@bucket'}]",
             "line 3: trainers.job_variables.volumes: is a secret",
         ),
+        *(
+            (
+                f"trainers:\n  environment:\n    {name}: x",
+                f"line 3: trainers.environment.{name}: is",
+            )
+            for name in ("AZURE_CLIENT_SECRET", "DB_PASSWD", "SSH_PRIVATE_KEY", "MINIO_SECRET_KEY")
+        ),
+        *(
+            (
+                f"trainers:\n  job_variables:\n    box: {box}",
+                "line 3: trainers.job_variables.box: is",
+            )
+            for box in (
+                "{environment: {AWS_SECRET_ACCESS_KEY: s3cr3t}}",
+                "[{name: HF_TOKEN, value: s3cr3t}]",
+                "{a: [{b: ['WANDB_API_KEY=s3cr3t']}]}",
+                "PGPASSWORD=s3cr3t",
+                "[--api-key=s3cr3t]",
+                "!!omap [HF_TOKEN: {HF_TOKEN: s3cr3t}]",
+            )
+        ),
+        (
+            "trainers:\n  job_variables:\n    GITHUB_TOKEN: s3cr3t",
+            "line 3: trainers.job_variables.GITHUB_TOKEN: is a secret",
+        ),
         (
             "trainers:\n  job_variables:\n    cpus: .nan",
             "line 3: trainers.job_variables.cpus: is nan, which is no number in JSON",
@@ -103,6 +128,20 @@ def test_a_mistake_is_named_with_its_line_and_key(tmp_path: Path, text: str, mes
         pools.load(path)
     assert str(raised.value).startswith(f"{path}, {message}"), raised.value
     assert "s3cr3t" not in str(raised.value)
+
+
+def test_the_name_of_a_secret_of_the_cluster_is_no_secret(tmp_path: Path) -> None:
+    text = (
+        "rollout:\n"
+        "  environment: {ASTRAFLOW_STORE_SECRET: store-keys, HF_TOKEN_PATH: /run/token}\n"
+        "  job_variables:\n"
+        "    automountServiceAccountToken: false\n"
+        "    from:\n"
+        "    - {name: HF_TOKEN, valueFrom: {secretKeyRef: {name: keys, key: hf}}}\n"
+        "    - {name: HF_TOKEN, value: ''}\n"
+        "    - {name: [HF_TOKEN], value: x}\n"
+    )
+    assert pools.load(written(tmp_path, text))["rollout"].job_variables["from"]
 
 
 def test_a_file_that_is_absent_is_named(tmp_path: Path) -> None:

@@ -237,6 +237,7 @@ def test_many_damaged_shards_are_counted(run: ObjectStore) -> None:
         (["--episode", "1.0.0", "--fate", "trained"], "give it without conditions"),
         (["--fate", "lost"], "--fate 'lost' is none of trained,"),
         (["--failure", "bad"], "--failure 'bad' is none of model,"),
+        (["--limit", "9" * 20], "'--limit'"),
         (["--reward", "high"], "--reward 'high' is no condition on a number"),
     ],
     ids=str,
