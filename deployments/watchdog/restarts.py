@@ -57,8 +57,11 @@ class RestartPolicy:
         return pause_s
 
     def is_due(self, name: str, now_s: float) -> bool:
-        """Return whether the process may be started now."""
-        return now_s >= self._not_before_s.get(name, -math.inf)
+        """Return whether the process may be started now.
+
+        No pause is longer than LONGEST_S: a longer wait shows that the clock was set back.
+        """
+        return not 0 < self._not_before_s.get(name, -math.inf) - now_s <= LONGEST_S
 
     def postpone(self, name: str, now_s: float) -> None:
         """Allow the next start of a process that could not be started after a pause."""

@@ -1,18 +1,22 @@
 """The store of torch.distributed over a rendezvous: how groups of processes are formed."""
 
+import re
 import time
 from collections.abc import Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store  # torch.distributed has it without a type
 
-from storage.errors import ConflictError
+from storage.errors import ConflictError, CorruptError
 from trainer.engines.ranks.rendezvous import RankLostError, Rendezvous
 
 POLL_S, POLL_MAX_S = 0.02, 0.5
 """First and longest pause between two polls for an entry; it doubles with each poll."""
 WAIT_MAX = timedelta(minutes=30)
 """How long an entry is waited for where torch sets no limit."""
+COUNTER_MAX = 2**63 - 1
+"""Counters of torch.distributed have 64 bits."""
+_AMOUNT = re.compile(rb"-?[0-9]{1,19}")
 
 
 class RendezvousStore(Store):
@@ -72,8 +76,20 @@ class RendezvousStore(Store):
     def _count(self, key: str, number: int = 0, total: int = 0) -> tuple[int, int]:
         """Return the sum of the counter's entries and the number of the first absent one."""
         while (value := self._rendezvous.read(_slot(key, number))) is not None:
-            total, number = total + int(value), number + 1
+            total, number = total + _amount(key, value), number + 1
+            if abs(total) > COUNTER_MAX:
+                raise CorruptError(f"the counter {key[:100]!r} of the ranks exceeds 64 bits")
         return total, number
+
+
+def _amount(key: str, value: bytes) -> int:
+    """Return what an entry adds to its counter; CorruptError for one that no rank wrote."""
+    if _AMOUNT.fullmatch(value) is None:
+        raise CorruptError(
+            f"the counter {key[:100]!r} of the ranks has an entry {value[:40]!r}, which is no "
+            "whole number"
+        )
+    return int(value)
 
 
 def _slot(key: str, number: int) -> str:

@@ -44,6 +44,14 @@ def test_a_start_that_was_not_possible_is_tried_again_after_a_pause() -> None:
     assert policy.counts["worker-control"].in_a_row == 1
 
 
+def test_a_clock_that_was_set_back_postpones_no_start() -> None:
+    policy = RestartPolicy()
+    for pid in range(1, 12):
+        policy.note_end("mlflow", pid, 1.0, 10_000.0)
+    assert not policy.is_due("mlflow", 10_000.0)
+    assert policy.is_due("mlflow", 9_999.9)
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -67,6 +67,16 @@ def test_entries_of_older_rounds_are_deleted_and_the_rounds_kept(run: ObjectStor
     assert sorted(run.list(layout.rounds("solver"))) == sorted([*starts, entry])
 
 
+def test_the_entry_of_a_node_that_joins_while_older_entries_are_deleted_is_kept(
+    run: ObjectStore,
+) -> None:
+    rounds.write_entry(run, rounds.open_next(run, "solver"), "node/1", VALUE)
+    second = Round(policy="solver", number=2, is_open=True)
+    rounds.write_entry(run, second, "node/1", VALUE)
+    assert rounds.open_next(run, "solver") == second
+    assert rounds.read_entry(run, second, "node/1") == VALUE
+
+
 def test_an_unreadable_round_counts_as_over(run: ObjectStore) -> None:
     run.create(layout.round_start("solver", 1), b"{")
     assert rounds.read_open(run, "solver") is None

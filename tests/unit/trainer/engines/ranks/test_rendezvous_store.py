@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from storage.coordination import rounds
-from storage.errors import ConflictError
+from storage.errors import ConflictError, CorruptError
 from storage.store.object_store import ObjectStore, open_store
 from tests.support.checkout import ROOT
 from tests.support.runs.lifetimes import lifetime_of
@@ -50,6 +50,24 @@ def store_of(run: ObjectStore) -> RendezvousStore:
 @pytest.fixture
 def run(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("amount", [b"abc", b"9" * 5000, b"9" * 19, b" 1", b"1_0", b""])
+def test_a_counter_of_something_else_than_whole_numbers_is_damaged(
+    run: ObjectStore, amount: bytes
+) -> None:
+    opened = rounds.open_next(run, "solver")
+    rounds.write_entry(run, opened, "seats#0", amount)
+    store = store_of(run)
+    for read in (lambda: store.add("seats", 1), lambda: store.get("seats")):
+        with pytest.raises(CorruptError, match="counter 'seats' of the ranks"):
+            read()
+
+
+def test_a_counter_may_be_lowered(run: ObjectStore) -> None:
+    store = store_of(run)
+    assert [store.add("seats", amount) for amount in (5, -7)] == [5, -2]
+    assert store.get("seats") == b"-2"
 
 
 def test_two_processes_form_groups_with_it(run: ObjectStore) -> None:
