@@ -10,7 +10,13 @@ import pytest
 
 from deployments.stack import processes
 from deployments.stack.processes import Process
-from deployments.watchdog.flow_watch import ORPHAN_GRACE_S, RETRY_S, WORKER_GRACE_S, FlowWatch
+from deployments.watchdog.flow_watch import (
+    ORPHAN_GRACE_S,
+    REPORTS_MAX,
+    RETRY_S,
+    WORKER_GRACE_S,
+    FlowWatch,
+)
 from tasks.supervision.flow_processes import MARK
 from tests.support.patience import until
 
@@ -161,3 +167,14 @@ def test_a_process_with_another_text_in_the_place_of_an_id_is_not_followed(tmp_p
         assert watch._alive == {}, "the report of one that is no id would fail for all"
     finally:
         processes.sweep(str(tmp_path), 0.0)
+
+
+def test_one_report_has_a_limited_number_of_flow_runs_and_the_next_one_the_others() -> None:
+    clock = Clock()
+    watch = FlowWatch(clock)
+    names = [str(number) for number in range(REPORTS_MAX + 1)]
+    watch.reported(names, done=False)
+    clock.now_s += RETRY_S
+    assert watch.due() == names[:REPORTS_MAX]
+    watch.reported(names[:REPORTS_MAX], done=True)
+    assert watch.due() == names[REPORTS_MAX:]

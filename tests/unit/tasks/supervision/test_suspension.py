@@ -188,6 +188,17 @@ def test_a_night_suspended_when_its_run_was_over_can_be_resumed(
     assert prefect.last(night).state_details.pause_timeout is None
 
 
+def test_a_night_that_is_cancelled_after_its_suspension_is_not_suspended_again(
+    prefect: FlowRunStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = prefect.add("Running", deployed=False)
+    night = prefect.add("Running", "Suspended", "Closing", "Cancelling", name="math")
+    within(monkeypatch, own, night)
+    final: State[Any] = Completed(message="all done")
+    assert settle(final) == final
+    assert (prefect.last(own).name, prefect.last(night).name) == ("Completed", "Cancelling")
+
+
 def test_the_suspended_flow_runs_of_a_run_that_goes_on_elsewhere_are_cancelled(
     prefect: FlowRunStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

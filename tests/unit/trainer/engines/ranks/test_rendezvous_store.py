@@ -17,7 +17,7 @@ from storage.store.object_store import ObjectStore, open_store
 from tests.support.checkout import ROOT
 from tests.support.runs.lifetimes import lifetime_of
 from trainer.engines.ranks.rendezvous import ParentRendezvous, RankLostError, answer_child
-from trainer.engines.ranks.rendezvous_store import RendezvousStore
+from trainer.engines.ranks.rendezvous_store import POLL_MAX_S, RendezvousStore
 from trainer.service.rendezvous import StoreRendezvous
 
 MEMBER = """
@@ -68,6 +68,53 @@ def test_a_counter_may_be_lowered(run: ObjectStore) -> None:
     store = store_of(run)
     assert [store.add("seats", amount) for amount in (5, -7)] == [5, -2]
     assert store.get("seats") == b"-2"
+
+
+class Rounds:
+    """A rendezvous in memory that notes what is read, and the pauses."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.reads: list[str] = []
+        self.pauses: list[float] = []
+
+    def create(self, name: str, value: bytes) -> None:
+        if name == "seats#3":  # another process is faster, with two entries
+            self.values |= {"seats#3": b"10", "seats#4": b"10"}
+        if name in self.values:
+            raise ConflictError(name)
+        self.values[name] = value
+
+    def read(self, name: str) -> bytes | None:
+        self.reads.append(name)
+        return self.values.get(name)
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        if len(self.pauses) == 8:
+            self.values["address"] = b"here"
+
+    def why_over(self) -> str:
+        return ""
+
+    def end(self) -> None:
+        raise AssertionError("a store ends no round")
+
+
+def test_a_counter_that_another_process_raised_is_read_on_from_there() -> None:
+    rounds = Rounds()
+    store = RendezvousStore(rounds)
+    for _ in range(3):
+        store.add("seats", 1)
+    rounds.reads.clear()
+    assert store.add("seats", 1) == 24
+    assert rounds.reads == [f"seats#{number}" for number in (0, 1, 2, 3, 3, 4, 5)]
+
+
+def test_pauses_between_polls_double_up_to_the_longest() -> None:
+    rounds = Rounds()
+    assert RendezvousStore(rounds).get("address") == b"here"
+    assert rounds.pauses == [0.02, 0.04, 0.08, 0.16, 0.32, *[POLL_MAX_S] * 3]
 
 
 def test_two_processes_form_groups_with_it(run: ObjectStore) -> None:
