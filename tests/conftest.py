@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
@@ -74,7 +75,8 @@ def s3_server() -> Iterator[str]:
         environment.setenv("AWS_ACCESS_KEY_ID", "test")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
         environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        with closing(boto3.client("s3")) as client:
+            client.create_bucket(Bucket=BUCKET)
         yield address
     server.stop()
 

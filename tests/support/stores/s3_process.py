@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import httpx
 
@@ -37,8 +37,9 @@ def s3_process(buckets: Sequence[str]) -> Iterator[str]:
                 f"moto's server did not answer within {PATIENCE_S:.0f} s"
             )
             time.sleep(0.1)
-        for bucket in buckets:
-            boto3.client("s3", endpoint_url=address).create_bucket(Bucket=bucket)
+        with closing(boto3.client("s3", endpoint_url=address)) as client:
+            for bucket in buckets:
+                client.create_bucket(Bucket=bucket)
         yield address
     finally:
         process.kill()

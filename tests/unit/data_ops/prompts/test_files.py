@@ -2,6 +2,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -511,7 +512,8 @@ def test_a_file_on_s3_gives_the_same_prompts_as_a_local_one(
     else:
         write_lines(local, *map(json.dumps, rows))
     key = f"{uuid4().hex}/sums.{suffix}"
-    boto3.client("s3").put_object(Bucket=BUCKET, Key=key, Body=local.read_bytes())
+    with closing(boto3.client("s3")) as client:
+        client.put_object(Bucket=BUCKET, Key=key, Body=local.read_bytes())
     expected = FilePrompts(path=str(local)).stream().all()
     assert [prompt.id for prompt in expected] == ["sums/0", "sums/1", "sums/2"]
     for query in ("", f"?endpoint={s3_server}"):

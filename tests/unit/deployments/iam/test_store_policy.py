@@ -4,6 +4,7 @@ beside the store.
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 
 import boto3  # type: ignore[import-untyped]  # the package has no types
 import httpx
@@ -28,16 +29,17 @@ def address() -> Iterator[str]:
         environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
         with s3_process(["models", "others"]) as address:
             environment.setenv("AWS_ENDPOINT_URL", address)
-            s3, iam = boto3.client("s3"), boto3.client("iam")
-            s3.put_object(Bucket="models", Key="elsewhere/x", Body=b"1")
-            iam.create_user(UserName="astraflow")
+            with closing(boto3.client("s3")) as s3:
+                s3.put_object(Bucket="models", Key="elsewhere/x", Body=b"1")
             granted = POLICY.replace("BUCKET", "models").replace("PREFIX", "astraflow")
-            iam.put_user_policy(
-                UserName="astraflow",
-                PolicyName="store",
-                PolicyDocument=json.dumps(json.loads(granted)),
-            )
-            key = iam.create_access_key(UserName="astraflow")["AccessKey"]
+            with closing(boto3.client("iam")) as iam:
+                iam.create_user(UserName="astraflow")
+                iam.put_user_policy(
+                    UserName="astraflow",
+                    PolicyName="store",
+                    PolicyDocument=json.dumps(json.loads(granted)),
+                )
+                key = iam.create_access_key(UserName="astraflow")["AccessKey"]
             environment.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
             environment.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
             httpx.post(f"{address}/moto-api/reset-auth", content=b"0").raise_for_status()

@@ -1,6 +1,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -37,13 +38,15 @@ def local_folder(tmp_path: Path) -> tuple[str, Put]:
 
 
 @pytest.fixture
-def s3_folder(s3_server: str) -> tuple[str, Put]:
+def s3_folder(s3_server: str) -> Iterator[tuple[str, Put]]:
     import boto3  # type: ignore[import-untyped]  # the package has no types
 
-    client, prefix = boto3.client("s3"), uuid4().hex
-    return f"s3://{BUCKET}/{prefix}", lambda name, body: client.put_object(
-        Bucket=BUCKET, Key=f"{prefix}/{name}", Body=body
-    )
+    prefix = uuid4().hex
+    with closing(boto3.client("s3")) as client:
+        yield (
+            f"s3://{BUCKET}/{prefix}",
+            lambda name, body: client.put_object(Bucket=BUCKET, Key=f"{prefix}/{name}", Body=body),
+        )
 
 
 @pytest.fixture(params=["memory", "local", pytest.param("s3", marks=pytest.mark.s3)])
@@ -237,7 +240,8 @@ def test_an_object_that_was_deleted_is_refused(s3_folder: tuple[str, Put], tmp_p
     root, put = s3_folder
     put("a.jsonl", b"12345")
     (file,) = find([f"{root}/a.jsonl"])
-    boto3.client("s3").delete_object(Bucket=BUCKET, Key=file.name.removeprefix(f"s3://{BUCKET}/"))
+    with closing(boto3.client("s3")) as client:
+        client.delete_object(Bucket=BUCKET, Key=file.name.removeprefix(f"s3://{BUCKET}/"))
     with pytest.raises(ConfigError) as caught:
         fetch(file, tmp_path / "copy")
     assert isinstance(caught.value.__cause__, NotFoundError)
