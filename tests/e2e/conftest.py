@@ -37,7 +37,7 @@ from deployments.paths import Home
 from deployments.registration import flow_runs
 from deployments.registration.client import connected
 from deployments.servers.ports import HOST
-from deployments.stack import environment, plan, processes, up_down
+from deployments.stack import environment, plan, processes, state, up_down
 from deployments.stack.state import Stack
 from storage import layout
 from storage.coordination import heartbeats
@@ -45,9 +45,13 @@ from storage.errors import ConfigError
 from storage.records.control import Heartbeat
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
+from storage.weights import manifests
 from tests.support.checkout import ROOT
 from tests.support.patience import until
+from tests.support.stacks import process_of, recorded_stack
 
+POLICIES = ("solver", "verifier")
+"""Of RECIPE."""
 RECIPE = Path(__file__).with_name("tiny.yaml")
 BIN = Path(sys.executable).parent
 OURS = ("PREFECT_", "MLFLOW_", "ASTRAFLOW_", "AWS_")
@@ -93,6 +97,23 @@ class LocalStack:
     def wait_until(self, happened: Callable[[], bool], look_s: float = 0.2) -> None:
         """Wait while the stack makes progress."""
         wait_until(happened, self.home, self.stack, look_s)
+
+    def wait_for_version(self, run_id: str, version: int) -> None:
+        """Wait until both policies of a run have reached the version."""
+        run = self.run_folder(run_id)
+        self.wait_until(lambda: all(manifests.exists(run, policy, version) for policy in POLICIES))
+
+    def kill(self, name: str) -> None:
+        """Kill a process of the stack, and wait until another one runs in its place."""
+        victim = process_of(recorded_stack(self.home), name)
+        os.kill(victim.pid, signal.SIGKILL)
+
+        def is_replaced() -> bool:
+            stack = state.load(self.home)
+            process = stack.process(name) if stack else None
+            return process is not None and process != victim
+
+        self.wait_until(is_replaced)
 
     def astraflow(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the command line in another process that gets only the home."""
@@ -140,12 +161,16 @@ class LocalStack:
 
     def flow_run_id(self, run_id: str) -> UUID:
         """The first flow run that supervised the run."""
-        named = FlowRunFilter(name=FlowRunFilterName(any_=[run_id]))
+        return self.flow_run_ids(run_id)[0]
+
+    def flow_run_ids(self, name: str) -> list[UUID]:
+        """The flow runs of this name, oldest first."""
+        named = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
         with connected(self.stack.prefect_url) as client:
             found = client.read_flow_runs(
                 flow_run_filter=named, sort=FlowRunSort.EXPECTED_START_TIME_ASC
             )
-        return found[0].id
+        return [each.id for each in found]
 
     def task_runs(self, flow_run_id: UUID) -> dict[str, ShownTask]:
         """Name → task run of the flow run that has ended; the server stores their last states a

@@ -6,23 +6,26 @@ test promotes every candidate. All else is as in a real night.
 """
 
 import json
+import os
+import signal
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from deployments.registration import flow_runs
+from deployments.stack.state import MLFLOW, SERVER
 from storage import layout
 from storage.promotion import promotions
 from storage.records.promotions import DecisionKind
-from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, LocalStack
+from tests.e2e.conftest import E2E_TIMEOUT_S, POLICIES, RECIPE, LocalStack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
 NAME, NIGHT = "lullaby", "20260105-0200"
 RUN_ID = f"{NAME}-{NIGHT}"
 STEPS = 2
-POLICIES = ("solver", "verifier")
 OVERRIDES: dict[str, Any] = {
     "steps": STEPS,
     "evaluation.every": STEPS,
@@ -43,18 +46,21 @@ OVERRIDES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def night(laptop: LocalStack) -> str:
     """The flow run of the night, which has ended."""
+    started = _start(laptop, NAME, OVERRIDES)
+    assert laptop.wait_for_end(started) == "Promoted", laptop.flow_log(started)
+    return started
+
+
+def _start(laptop: LocalStack, name: str, overrides: Mapping[str, Any]) -> str:
     parameters = {
         "recipe": str(RECIPE),
-        "name": NAME,
+        "name": name,
         "night_id": NIGHT,
         "catch_up": True,
-        "overrides": OVERRIDES,
+        "overrides": overrides,
     }
-    started = flow_runs.start(
-        laptop.stack.prefect_url, "astraflow/nightly", parameters, "a night", []
-    )
-    assert laptop.wait_for_end(started.id) == "Promoted", laptop.flow_log(started.id)
-    return started.id
+    url = laptop.stack.prefect_url
+    return str(flow_runs.start(url, "astraflow/nightly", parameters, "a night", []).id)
 
 
 def test_the_night_promotes_the_best_version_of_its_run(laptop: LocalStack, night: str) -> None:
@@ -114,3 +120,34 @@ def test_the_run_of_the_night_has_closing_steps_of_its_own(laptop: LocalStack, n
     assert {f"promotion-{NAME}", f"nights-{NAME}"} <= set(
         laptop.artifacts(laptop.flow_run_id(f"{NAME} {NIGHT}"))
     )
+
+
+def test_a_night_promotes_although_its_supervisor_servers_and_a_worker_are_killed(
+    laptop: LocalStack,
+) -> None:
+    """Nobody starts anything again by hand."""
+    name, steps = "insomnia", 16
+    run_id = f"{name}-{NIGHT}"
+    slowly = {
+        "steps": steps,
+        "evaluation.every": steps,
+        "data.max_staleness": 0,
+        "policies.*.train.checkpoint_every": 4,
+    }
+    first = _start(laptop, name, OVERRIDES | slowly)
+    laptop.wait_for_version(run_id, 2)
+    laptop.kill("worker-control")
+    supervisor = laptop.member(run_id, "supervisor")
+    os.kill(supervisor.pid, signal.SIGKILL)
+    laptop.wait_until(lambda: laptop.member(run_id, "supervisor").pid != supervisor.pid)
+    for part in (SERVER, MLFLOW):
+        laptop.kill(part)
+    laptop.wait_until(lambda: laptop.store.exists(layout.night_outcome(name, NIGHT)))
+    (row,) = json.loads(laptop.astraflow("nights", name, "--json").stdout)
+    assert (row["end"], row["run"], row["decision"]) == ("promoted", run_id, 1)
+    assert promotions.read(laptop.store, name, 1).team["solver"].version == steps
+    flow_run_ids = [str(each) for each in laptop.flow_run_ids(f"{name} {NIGHT}")]
+    assert flow_run_ids[0] == first
+    assert [laptop.wait_for_end(each) for each in flow_run_ids] == ["Crashed", "Promoted"]
+    assert laptop.run(run_id).exists(layout.REPORT)
+    assert laptop.astraflow("verify", run_id).returncode == 0

@@ -13,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from deployments.registration import flow_runs
-from deployments.stack import processes, state
+from deployments.stack import processes
 from deployments.stack.state import MLFLOW, SERVER
 from storage import layout
 from storage.coordination import heartbeats
@@ -21,12 +21,11 @@ from storage.errors import ConfigError
 from storage.records.control import Stop
 from storage.run import runs
 from storage.weights import manifests
-from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, LocalStack
-from tests.support.stacks import process_of, recorded_stack
+from tests.e2e.conftest import E2E_TIMEOUT_S, POLICIES, RECIPE, LocalStack
+from tests.support.stacks import recorded_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
-POLICIES = ("solver", "verifier")
 STEPS = 30
 SLOWLY = (
     f"steps={STEPS}",
@@ -56,7 +55,7 @@ def test_a_run_started_by_prefects_command_survives_kills_of_its_members(
     flow_run = result.stdout.split("UUID: ")[1].split()[0]
     victims = {"rollout-us-east-0": 2, "trainer-solver": 6, "dataflow": 10}
     for victim, version in victims.items():
-        _wait_for_version(laptop, "killed", version)
+        laptop.wait_for_version("killed", version)
         os.kill(laptop.member("killed", victim).pid, signal.SIGKILL)
     assert laptop.wait_for_end(flow_run) == "Completed"
     assert _last_version(laptop, "killed") == STEPS
@@ -80,8 +79,8 @@ def test_a_run_ends_by_itself_although_its_supervisor_servers_and_a_worker_are_k
 ) -> None:
     """The worker is killed first: nobody but the watchdog sees the end of its flow runs then."""
     laptop.start("healed", *SLOWLY)
-    _wait_for_version(laptop, "healed", 2)
-    _kill_part(laptop, "worker-control")
+    laptop.wait_for_version("healed", 2)
+    laptop.kill("worker-control")
     first = laptop.member("healed", "supervisor")
     os.kill(first.pid, signal.SIGKILL)
     laptop.wait_until(lambda: laptop.member("healed", "supervisor").pid != first.pid)
@@ -89,8 +88,8 @@ def test_a_run_ends_by_itself_although_its_supervisor_servers_and_a_worker_are_k
     print(f"a supervisor after {second.started_s - first.beat_s:.1f} s")
     for part in (SERVER, MLFLOW):
         reached = _last_version(laptop, "healed")
-        _kill_part(laptop, part)
-        _wait_for_version(laptop, "healed", min(reached + 3, STEPS))
+        laptop.kill(part)
+        laptop.wait_for_version("healed", min(reached + 3, STEPS))
     assert _end_of_newest_supervisor(laptop, "healed") == "Completed"
     assert _last_version(laptop, "healed") == STEPS
     _is_clean(laptop, "healed")
@@ -106,7 +105,7 @@ def test_a_run_cancelled_in_prefect_is_resumed_also_after_its_supervisor_is_lost
     laptop: LocalStack,
 ) -> None:
     flow_run = laptop.start("resumed", *SLOWLY)
-    _wait_for_version(laptop, "resumed", 3)
+    laptop.wait_for_version("resumed", 3)
     flow_runs.cancel(laptop.stack.prefect_url, flow_run)
     _has_left_cleanly(laptop, "resumed", flow_run)
     assert "its flow run was cancelled in Prefect" in laptop.astraflow("status", "resumed").stdout
@@ -114,7 +113,7 @@ def test_a_run_cancelled_in_prefect_is_resumed_also_after_its_supervisor_is_lost
     assert 3 <= reached < STEPS
 
     flow_run = laptop.start("resumed", *SLOWLY)
-    _wait_for_version(laptop, "resumed", reached + 2)
+    laptop.wait_for_version("resumed", reached + 2)
     laptop.wait_until(lambda: min(_attempts_of_members(laptop, "resumed").values()) >= 1)
     attempts = _attempts_of_members(laptop, "resumed")
     os.kill(laptop.member("resumed", "supervisor").pid, signal.SIGKILL)
@@ -140,7 +139,7 @@ def test_a_run_stopped_during_its_start_leaves_no_process(laptop: LocalStack) ->
 
 def test_a_run_has_one_supervisor_and_can_be_cancelled_before_its_start(laptop: LocalStack) -> None:
     first = laptop.start("twice", *ENDLESSLY)
-    _wait_for_version(laptop, "twice", 1)
+    laptop.wait_for_version("twice", 1)
     assert laptop.wait_for_end(laptop.start("twice", *ENDLESSLY)) == "Failed"
     assert flow_runs.read(laptop.stack.prefect_url, first).state == "Running"
     assert laptop.astraflow("cancel", "twice").returncode == 0
@@ -158,25 +157,6 @@ def test_a_run_has_one_supervisor_and_can_be_cancelled_before_its_start(laptop: 
         "its process may have begun meanwhile, and has left"
     )
     laptop.wait_until(lambda: laptop.flow_processes() == [])
-
-
-def _wait_for_version(laptop: LocalStack, run_id: str, version: int) -> None:
-    """Wait until every policy has reached the version."""
-    run = laptop.run_folder(run_id)
-    laptop.wait_until(lambda: all(manifests.exists(run, policy, version) for policy in POLICIES))
-
-
-def _kill_part(laptop: LocalStack, name: str) -> None:
-    """Kill a process of the stack, and wait until another one runs in its place."""
-    victim = process_of(recorded_stack(laptop.home), name)
-    os.kill(victim.pid, signal.SIGKILL)
-
-    def is_replaced() -> bool:
-        stack = state.load(laptop.home)
-        process = stack.process(name) if stack else None
-        return process is not None and process != victim
-
-    laptop.wait_until(is_replaced)
 
 
 def _end_of_newest_supervisor(laptop: LocalStack, run_id: str) -> str:

@@ -15,12 +15,11 @@ from storage import layout
 from storage.coordination import heartbeats
 from storage.run import checkpoints
 from storage.weights import manifests
-from tests.e2e.conftest import E2E_TIMEOUT_S, LocalStack
+from tests.e2e.conftest import E2E_TIMEOUT_S, POLICIES, LocalStack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
 RUN_ID = "suspended"
-POLICIES = ("solver", "verifier")
 STEPS = 30
 SLOWLY = (
     f"steps={STEPS}",
@@ -32,7 +31,7 @@ SLOWLY = (
 
 def test_a_run_that_is_suspended_and_resumed_completes(laptop: LocalStack) -> None:
     flow_run = laptop.start(RUN_ID, *SLOWLY)
-    _wait_for_version(laptop, 3)
+    laptop.wait_for_version(RUN_ID, 3)
     _suspend_as_prefects_page_does(laptop, flow_run)
     reached = _left(laptop, flow_run, at_least=3)
     again = laptop.astraflow("suspend", RUN_ID)
@@ -40,7 +39,7 @@ def test_a_run_that_is_suspended_and_resumed_completes(laptop: LocalStack) -> No
 
     with connected(laptop.stack.prefect_url) as client:
         client.resume_flow_run(UUID(flow_run))
-    _wait_for_version(laptop, max(reached.values()) + 2)
+    laptop.wait_for_version(RUN_ID, max(reached.values()) + 2)
     assert laptop.astraflow("suspend", RUN_ID).returncode == 0
     _left(laptop, flow_run, at_least=max(reached.values()) + 2)
 
@@ -99,9 +98,3 @@ def _is_suspended(laptop: LocalStack, flow_run_id: str) -> bool:
         and state.state_details.pause_timeout is None
         and bool(state.state_details.pause_reschedule)
     )
-
-
-def _wait_for_version(laptop: LocalStack, version: int) -> None:
-    """Wait until every policy has reached the version."""
-    run = laptop.run_folder(RUN_ID)
-    laptop.wait_until(lambda: all(manifests.exists(run, policy, version) for policy in POLICIES))
