@@ -1,16 +1,23 @@
-"""Bound the sizes in a model's `config.json` (Hugging Face) by the tensors stored beside it.
+"""Checks of a model's `config.json` (Hugging Face): its sizes, and the code that it names.
 
 Libraries allocate by these sizes before they see a tensor: a list entry per layer, a matrix of
 `hidden_size` columns. A damaged or hostile file must not decide how much memory a reader takes.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from storage.errors import CorruptError
 from storage.formats.json_objects import parse
 
 MODEL_CONFIG: Final = "config.json"
+ADAPTER_CONFIG: Final = "adapter_config.json"
+"""With it, transformers and peft load an adapter, or another base model."""
+CODE_KEYS: Final = frozenset(
+    {"auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation"}
+)
+"""Keys of a configuration that name Python code, or kernels of the hub."""
 SIZE_FLOOR: Final = 2**16
 """Sizes up to this one cost little, and are accepted beside any tensors."""
 DIGITS_SHOWN_MAX = 24
@@ -43,6 +50,41 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
                     f"{what}: {key} is {digits}, but the model's largest stored dimension is "
                     f"{limit}; publish the base model again with the config.json of its tensors"
                 )
+
+
+def without_code(value: Any) -> Any:
+    """Return a JSON value without `CODE_KEYS`, at any depth."""
+    if isinstance(value, dict):
+        return {key: without_code(one) for key, one in value.items() if key not in CODE_KEYS}
+    return [without_code(one) for one in value] if isinstance(value, list) else value
+
+
+def data_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return a model's extra files as data alone: configurations name no code, and no adapter is
+    among them. Those without such names keep their bytes.
+
+    Loaders other than ours read the result: MLflow's imports what `auto_map` names without asking.
+
+    Raises CorruptError for a configuration that is nested too deeply.
+    """
+    return {
+        name: _data_file(name, body)
+        for name, body in files.items()
+        if name.casefold() != ADAPTER_CONFIG
+    }
+
+
+def _data_file(name: str, body: bytes) -> bytes:
+    if not name.casefold().endswith(MODEL_CONFIG):  # `tokenizer_config.json`, too
+        return body
+    try:
+        config = json.loads(body)  # as transformers parses it
+        data = without_code(config)
+        return body if data == config else json.dumps(data, indent=2).encode()
+    except RecursionError:
+        raise CorruptError(f"{name} of the model is nested too deeply") from None
+    except ValueError:
+        return body  # no JSON: loaders refuse it
 
 
 def _is_size(key: str) -> bool:

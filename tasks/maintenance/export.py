@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from storage.errors import ConfigError, NotFoundError
-from storage.formats import adapters
+from storage.formats import adapters, model_config
 from storage.formats.safetensors import to_safetensors
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, reader
@@ -14,7 +14,8 @@ from tasks.maintenance.export_folder import METADATA, WEIGHTS_FILE
 def export_model(run: ObjectStore, policy: str, version: int | None, folder: Path) -> int:
     """Write the weights of `version` and the base model's other files into `folder`.
 
-    An adapter is merged.
+    An adapter is merged. The configuration is written without names of code and without that of an
+    adapter (`model_config.data_files`).
 
     Args:
         version: None exports the newest version.
@@ -35,7 +36,7 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
     exported = newest if version is None else version
     try:
         weights = reader.read(run, policy, exported)
-        files = reader.fetch_files(run, policy, 0)
+        files = model_config.data_files(reader.fetch_files(run, policy, 0))
     except NotFoundError as error:
         why = (
             f"has no version {exported}"

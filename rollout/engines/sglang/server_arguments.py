@@ -8,13 +8,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rollout.config import EngineConfig
 from rollout.engines.sglang.adapters import TARGETS
 from rollout.memory import SLOTS_FLAG, SLOTS_PER_POLICY
 from rollout.placement import engine_gpus, static_fraction
 from storage.errors import ConfigError
+from storage.formats.model_config import without_code
 from storage.machine import gpus
 from storage.records.types import Json
 
@@ -26,8 +27,6 @@ SLACK_TOKENS = 8
 """SGLang reserves some tokens of the context; so many more are asked for."""
 POSITIONS_MAX = 2**24
 """Longest context of a model: SGLang computes a rotation for each of its positions (4 GiB)."""
-CODE_KEYS = frozenset({"auto_map", "custom_pipelines"})
-"""Keys of a `config.json` that name Python code."""
 HEALTH_TIMEOUT_S = 120
 ENVIRONMENT: Final = frozenset(
     (
@@ -51,7 +50,7 @@ def served_config(model_config: Json) -> Json:
         ConfigError: transformers has no causal language model of this type, the model has another
             class, or an absurd number of positions.
     """
-    served: Json = {**_without_code(model_config), "eos_token_id": None}
+    served: Json = {**without_code(model_config), "eos_token_id": None}
     if isinstance(text := served.get("text_config"), dict):
         served["text_config"] = {**text, "eos_token_id": None}
     served["architectures"] = [_known_class(served)]
@@ -80,12 +79,6 @@ def _known_class(served: Json) -> str:
             f"{known}; correct it, or leave architectures out"
         )
     return known
-
-
-def _without_code(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_code(one) for key, one in value.items() if key not in CODE_KEYS}
-    return [_without_code(one) for one in value] if isinstance(value, list) else value
 
 
 def _positions(section: Json) -> Iterator[float]:

@@ -1,3 +1,4 @@
+import json
 import os
 from pathlib import Path
 
@@ -26,6 +27,40 @@ def test_an_exported_folder_has_the_weights_of_its_version_and_the_extra_files(
         assert file.metadata() == {"format": "pt", "written_by": "astraflow export"}
         assert file.keys() == ["w"]
         assert file.get_tensor("w").view(dtype=torch.int16).tolist() == [1, 2]
+
+
+def test_an_export_names_no_code_and_no_other_adapter(tmp_path: Path) -> None:
+    code = {"auto_map": {"AutoConfig": "someone/model--code.Config"}}
+    config = {"model_type": "qwen3", "nested": [{"custom_pipelines": {}, "size": 1}], **code}
+    small_run = SmallRun("export-code")
+    files = {
+        "config.json": json.dumps({**config, "attn_implementation": "someone/kernel"}).encode(),
+        "tokenizer_config.json": json.dumps({**code, "model_max_length": 10**30}).encode(),
+        "generation_config.json": b"no JSON",
+        "adapter_config.json": b'{"base_model_name_or_path": "someone/else"}',
+        "Adapter_Config.json": b"{}",
+        "added_tokens.json": json.dumps(code).encode(),
+    }
+    small_run.version("solver", 0, files)
+    assert export_model(small_run.run, "solver", 0, tmp_path) == 0
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    del written["model.safetensors"]
+    assert json.loads(written.pop("config.json")) == {
+        "model_type": "qwen3",
+        "nested": [{"size": 1}],
+    }
+    assert json.loads(written.pop("tokenizer_config.json")) == {"model_max_length": 10**30}
+    unchanged = ("generation_config.json", "added_tokens.json")
+    assert written == {name: files[name] for name in unchanged}
+
+
+def test_a_configuration_that_is_nested_too_deeply_is_not_exported(tmp_path: Path) -> None:
+    small_run = SmallRun("export-nested")
+    deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+    small_run.version("solver", 0, {"tokenizer_config.json": deep})
+    with pytest.raises(CorruptError, match=r"tokenizer_config.json of the model is nested too"):
+        export_model(small_run.run, "solver", 0, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_adapter_is_exported_merged(tmp_path: Path, memory_store: ObjectStore) -> None:

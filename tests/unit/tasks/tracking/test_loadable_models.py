@@ -12,6 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from storage.errors import ConfigError, CorruptError
+from storage.records.types import Json
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import publisher
@@ -32,15 +33,22 @@ PROMPT = "7 + 8 ="
 MORE = {"max_new_tokens": 5, "do_sample": False}
 
 
-def registered(folder: Path, uri: str, weights: str) -> tuple[ObjectStore, Any]:
-    """A completed run of random models, version 3 of which MLflow has; its store and the model."""
+def registered(
+    folder: Path, uri: str, weights: str, changed: Json | None = None
+) -> tuple[ObjectStore, Any]:
+    """A completed run of random models, version 3 of which MLflow has; its store and the model.
+
+    `changed` is merged into the model's `config.json`.
+    """
+    files = model_files(BASE)
+    files["config.json"] = json.dumps(json.loads(files["config.json"]) | (changed or {})).encode()
     config = load(RECIPE, {"tracking.registered_weights": weights})
     store = open_store(str(folder / "store"))
     run = runs.create_run(store, RUN_ID, config.model_dump(mode="json"))
     model = random_model(model_config(BASE))
     tensors = {name: to_host(value, "BF16") for name, value in model.named_parameters()}
     for policy in config.policies:
-        publisher.publish(run, policy, 0, tensors, extra_files=model_files(BASE))
+        publisher.publish(run, policy, 0, tensors, extra_files=files)
     Tracker(run, RUN_ID, config, uri).finish("completed")
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
@@ -56,6 +64,23 @@ def answer_of(model: Any, folder: Path) -> str:
     with torch.inference_mode():
         tokens = model.generate(**prompt, **MORE)[0, prompt["input_ids"].shape[1] :]
     return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def test_loading_a_copy_runs_no_code_that_its_configuration_names(uri: str, tmp_path: Path) -> None:
+    import mlflow.transformers
+    from mlflow.exceptions import MlflowException
+
+    code, trace = tmp_path / "code", tmp_path / "trace"
+    code.mkdir()
+    (code / "module.py").write_text(
+        f"open({str(trace)!r}, 'w').close()\n"
+        "from transformers import Qwen3Config\n\n\nclass Stranger(Qwen3Config): ...\n"
+    )
+    changed = {"architectures": ["Nobody"], "auto_map": {"AutoConfig": f"{code}--module.Stranger"}}
+    registered(tmp_path, uri, "copy", changed)
+    with pytest.raises((MlflowException, AttributeError)):
+        mlflow.transformers.load_model(MODEL)
+    assert not trace.exists()
 
 
 def test_a_copy_is_loaded_as_a_model_of_transformers(uri: str, tmp_path: Path) -> None:
