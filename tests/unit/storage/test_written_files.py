@@ -29,7 +29,7 @@ WRITERS = {
     "trainer/engines/ranks/messages.py content_of os.fdopen": "a file in memory, without a name",
     "storage/machine/temporary_folders.py temporary_folder rmtree": "the temporary folder of its own making",
     "storage/machine/temporary_folders.py _delete_abandoned rmtree": "those of killed processes, by their prefix",
-    "storage/machine/gpus.py installed which": "looks for a program and writes nothing",
+    "storage/machine/gpus.py _queried which": "looks for a program and writes nothing",
     "storage/machine/gpu_locks.py _take os.open": "a lock in a folder of its own, named after a GPU of the machine",
     "storage/store/source_files.py fetch open": "a copy in a temporary folder, under a name that the caller numbers",
     "storage/machine/gpu_locks.py _open_for_good os.open": "the same lock",
