@@ -98,7 +98,9 @@ class TrackingConfig(Frozen):
     """
     register_models: bool = True
     """Register each policy's final weights as a model version."""
-    registered_weights: Literal["copy", "reference"] = "copy"
+    registered_weights: Annotated[
+        Literal["copy", "reference"], OnlyWith("register_models", True)
+    ] = "copy"
     """`copy`: MLflow's artifacts have the weights. `reference`: they stay in the run's store, from
     which MLflow loads them.
     """

@@ -393,6 +393,15 @@ def test_a_setting_without_effect_of_a_base_is_refused_with_its_line(tmp_path: P
     )
 
 
+def test_the_place_of_registered_weights_is_refused_where_no_model_is_registered() -> None:
+    where = "tracking: {register_models: false"
+    assert error_of(f"{RECIPE}{where}, registered_weights: reference}}\n").endswith(
+        "tracking.registered_weights: has no effect with register_models: False; leave it out, or "
+        "set register_models: True"
+    )
+    assert load(f"{RECIPE}{where}}}\n").tracking.registered_weights == "copy"
+
+
 def test_null_for_a_setting_of_an_unselected_variant_is_ignored(tmp_path: Path) -> None:
     text = with_line(
         "    batch_size: 32",
