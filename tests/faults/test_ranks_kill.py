@@ -182,7 +182,8 @@ def test_a_rank_sees_its_own_gpu_alone_and_no_credentials(
         rank: int, num_ranks: int, gpu: str, rendezvous: Rendezvous | None
     ) -> children.Child:
         child = start(rank, num_ranks, gpu, rendezvous)  # it waits for its first message
-        assert child.process is not None
+        if child.process is None:
+            raise LookupError(f"rank {rank} has no process on this machine")
         process = psutil.Process(child.process.pid)
         while not (variables := process.environ()):
             time.sleep(0.01)  # the system has not written them yet

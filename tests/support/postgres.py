@@ -26,7 +26,7 @@ DEBIAN = Path("/usr/lib/postgresql")
 
 def missing() -> str:
     """Why no server can be started; empty where one can."""
-    if _programs() is None:
+    if not _installed():
         return "Postgres is not installed; `apt-get install postgresql` installs it"
     if os.geteuid() == 0 and not any(user.pw_uid == NOBODY for user in pwd.getpwall()):
         return "Postgres does not run as root, and there is no user nobody"
@@ -39,7 +39,6 @@ def postgres(script: Path) -> Iterator[str]:
     once.
     """
     programs = _programs()
-    assert programs is not None
     folder = Path(tempfile.mkdtemp(prefix="astraflow-postgres-", dir="/tmp"))
     # of the user that runs Postgres, who cannot enter pytest's folders
     as_root = os.geteuid() == 0
@@ -93,7 +92,6 @@ def _psql(
     port: int, password: str, database: str, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     programs = _programs()
-    assert programs is not None
     where = ["-h", HOST, "-p", str(port), "-U", USER, "-d", database]
     return subprocess.run(
         [programs / "psql", *where, "--no-psqlrc", "-v", "ON_ERROR_STOP=1", *arguments],
@@ -104,9 +102,16 @@ def _psql(
     )
 
 
-def _programs() -> Path | None:
-    """The folder with the server's programs, of the newest version."""
+def _programs() -> Path:
+    """The folder with the server's programs, of the newest version; LookupError without one."""
+    if not (installed := _installed()):
+        raise LookupError(missing())
+    return installed[0]
+
+
+def _installed() -> list[Path]:
+    """The folders with a server's programs, newest version first."""
     versions = sorted(DEBIAN.glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
     found = shutil.which("initdb")
     places = [path.parent for path in versions[::-1]] + ([Path(found).parent] if found else [])
-    return next((place for place in places if (place / "postgres").exists()), None)
+    return [place for place in places if (place / "postgres").exists()]
