@@ -69,7 +69,7 @@ up down: $(INSTALLED)
 	$(BIN)/astraflow $@
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(TEST_PROCESSES) $(ARGS)
+	$(BIN)/python -m pytest $(TEST_PROCESSES) --durations=25 --durations-min=20 $(ARGS)
 
 check: lint deps types borders test
 

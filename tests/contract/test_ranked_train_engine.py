@@ -105,6 +105,7 @@ def started(settings: Mapping[str, object]) -> TrainEngine:
         pytest.param(settings, marks=[needs_deepspeed] if "engine" in settings else [], id=name)
         for name, settings in TWO_RANKS.items()
     ],
+    scope="class",  # all tests of one place after each other: another place starts other processes
 )
 class TestTwoRanks:
     def test_losses_and_weights_are_those_of_one_process(
