@@ -14,9 +14,16 @@ from itertools import chain
 from typing import Final, Literal
 
 from rollout.rewards.math_answers.inequalities import solution_set
-from rollout.rewards.math_answers.scalars import Algebra, conjunction, equal_scalars, number_of
+from rollout.rewards.math_answers.scalars import (
+    Algebra,
+    conjunction,
+    equal_scalars,
+    is_equation_to_solve,
+    number_of,
+)
 from rollout.rewards.math_answers.spelling import tidy, without_spaces
 from rollout.rewards.math_answers.structure import (
+    ITEMS_MAX,
     Collection,
     assignments,
     collection,
@@ -25,6 +32,7 @@ from rollout.rewards.math_answers.structure import (
     nesting,
     parts_of_ratio,
     parts_of_union,
+    sides,
     without_brackets,
     without_outer_group,
 )
@@ -223,8 +231,15 @@ def _equal_matrices(
 
 
 def _equal_items(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
-    """Return whether two items of collections are equal; `\\{2\\}` is not 2 there."""
-    return False if is_set(answer) != is_set(gold) else _equal(answer, gold, algebra, depth)
+    """Return whether two items of collections are equal; `\\{2\\}` is not 2 there.
+
+    Nor is `x+y=2`: the equation belongs to a system.
+    """
+    if is_set(answer) != is_set(gold):
+        return False
+    if len(sides(gold)) == 1 and is_equation_to_solve(answer, gold, ITEMS_MAX):
+        return False
+    return _equal(answer, gold, algebra, depth)
 
 
 def _order(answer: Collection, gold: Collection) -> Literal["ordered", "unordered"] | None:

@@ -8,6 +8,7 @@ x<1 or x>3      → x, (-\\infty,1)\\cup(3,\\infty)
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 from rollout.rewards.math_answers.number_parser import TooLargeError
@@ -29,9 +30,17 @@ AND: Final = re.compile(
     r" ?,? ?\\text ?\{ ?,? ?and ?\} ?|,? and (?=\S)|\\(?:land|wedge)(?![a-zA-Z])"
 )
 OR: Final = re.compile(r" ?,? ?\\text ?\{ ?,? ?or ?\} ?|,? or (?=\S)|\\(?:lor|vee)(?![a-zA-Z])")
-MODULUS: Final = re.compile(
-    r"\|(?P<unknown>[^|]{1,20})\| ?(?P<sign><|>|\\le|\\ge)(?P<bound>[^|,]+)"
+MODULUS: Final = re.compile(r"\|(?P<inside>[^|]{1,60})\| ?(?P<sign><|>|\\le|\\ge)(?P<bound>[^|,]+)")
+MODULUS_LAST: Final = re.compile(
+    r"(?P<bound>[^|,<>]{1,60})(?P<sign><|>|\\le|\\ge) ?\|(?P<inside>[^|]{1,60})\|"
 )
+MIRRORED: Final = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
+CONSTANT: Final = r"(?:\d{1,20}(?:\.\d{1,20})?|\\frac\{\d{1,20}\}\{\d{1,20}\})"
+LINEAR: Final = re.compile(
+    rf"(?:(?P<before>-?{CONSTANT})(?P<sign>[-+]))?(?P<factor>-?{CONSTANT}?)(?P<unknown>{UNKNOWN.pattern})"
+    rf"(?P<after>[-+]{CONSTANT})?"
+)
+"""`2x-1` or `1-2x`."""
 BUILDER: Final = re.compile(
     r"\\\{ ?[a-zA-Z](?: ?\\in ?\\mathbb ?(?:\{R\}|R))? "
     r"?(?:\\mid(?![a-zA-Z])|\\vert(?![a-zA-Z])|[:|])"
@@ -84,17 +93,37 @@ def solution_set(text: str) -> tuple[str, str] | None:
 
 
 def _without_modulus(text: str) -> str:
-    """Write `|x|<1` as `-1<x<1`, and `|x|>1` as two inequalities; other texts are unchanged."""
-    match = MODULUS.fullmatch(text)
-    if match is None or not UNKNOWN.fullmatch(match["unknown"].strip()):
+    """Write `|x-2|<3` as `-1<x<5`, and `|x|>1` as two inequalities; other texts are unchanged."""
+    match = MODULUS.fullmatch(text) or MODULUS_LAST.fullmatch(text)
+    linear = LINEAR.fullmatch(match["inside"].replace(" ", "")) if match else None
+    if match is None or linear is None:
         return text
-    unknown, sign, bound = match["unknown"].strip(), match["sign"], match["bound"].strip()
-    if (order := _order(bound, "0")) is None or order <= 0:
+    sign = match["sign"] if match.re is MODULUS else MIRRORED[match["sign"]]
+    bound = _value(match["bound"].strip())
+    factor = _value({"": "1", "-": "-1"}.get(linear["factor"], linear["factor"]))
+    if linear["sign"] == "-" and factor is not None:
+        factor = -factor
+    terms = [_value(linear[name] or "0") for name in ("before", "after")]
+    if bound is None or bound <= 0 or not factor or terms[0] is None or terms[1] is None:
         return text
+    centre, radius = -(terms[0] + terms[1]) / factor, bound / abs(factor)
+    unknown, lower, upper = linear["unknown"], _latex(centre - radius), _latex(centre + radius)
     if sign in ("<", "\\le"):
-        return f"-{bound}{sign} {unknown}{sign} {bound}"
+        return f"{lower}{sign} {unknown}{sign} {upper}"
     less = "<" if sign == ">" else "\\le"
-    return f"{unknown}{less} -{bound} or {unknown}{sign} {bound}"
+    return f"{unknown}{less} {lower} or {unknown}{sign} {upper}"
+
+
+def _latex(value: Fraction) -> str:
+    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _value(text: str) -> Fraction | None:
+    try:
+        number = read_number(text, letters_are_units=False)
+    except TooLargeError:
+        return None
+    return None if number is None else number.value
 
 
 def _both(conditions: Sequence[str]) -> list[Range] | None:
@@ -191,14 +220,7 @@ def _between(unknown: str, lower: str, with_lower: bool, upper: str, with_upper:
 
 def _order(lower: str, upper: str) -> int | None:
     """Return the sign of `lower - upper`; None if one of them is not a number."""
-    try:
-        numbers = (
-            read_number(lower, letters_are_units=False),
-            read_number(upper, letters_are_units=False),
-        )
-    except TooLargeError:
+    values = _value(lower), _value(upper)
+    if values[0] is None or values[1] is None:
         return None
-    if numbers[0] is None or numbers[1] is None:
-        return None
-    difference = numbers[0].value - numbers[1].value
-    return (difference > 0) - (difference < 0)
+    return (values[0] > values[1]) - (values[0] < values[1])

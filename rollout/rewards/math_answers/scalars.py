@@ -10,10 +10,14 @@ from fractions import Fraction
 from itertools import chain
 from typing import Final
 
-from rollout.rewards.math_answers.derivatives import derivatives_as_symbols
 from rollout.rewards.math_answers.measures import ratio
 from rollout.rewards.math_answers.number_parser import Reading, TooLargeError
 from rollout.rewards.math_answers.numbers import read_number, rounds, same_number
+from rollout.rewards.math_answers.operators import (
+    derivatives_as_symbols,
+    in_one_notation,
+    is_meaning_lost,
+)
 from rollout.rewards.math_answers.spelling import GREEK_LETTER, without_spaces
 from rollout.rewards.math_answers.structure import sides, without_brackets
 from rollout.rewards.math_answers.tokens import DEGREES
@@ -34,7 +38,7 @@ VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
 COMPUTABLE: Final = re.compile(r"\d|\\pi(?![a-zA-Z])|(?<![a-zA-Z\\])[ei](?![a-zA-Z])")
 """A part of every expression that has a value: a digit, or one of the constants π, e and i."""
 NO_VALUE: Final = re.compile(
-    r"[-+]? ?\\infty$|[^{}]*(?:<|>|\\(?:leq?|geq?|lt|gt|neq?)(?![a-zA-Z]))"
+    r"\A(?:[-+]? ?\\infty$|[^{}]*(?:<|>|\\(?:leq?|geq?|lt|gt|neq?)(?![a-zA-Z])))"
 )
 """Infinity, or a relation outside of braces: no number is equal to it."""
 UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-]+[\w.(\\{]|\*|\\times|\\cdot|\\div")
@@ -44,17 +48,22 @@ ROOTS: Final = re.compile(r"\\sqrt(?:\[\w\])?(?:\w|\{[^{}]{0,100}\})(?=\\sqrt|\\
 BOUND: Final = re.compile(r"\\(?:sum|prod|lim|liminf|limsup|i{1,3}nt|oint)(?![a-zA-Z])")
 """An operator with an index or a variable of its own."""
 TEXT: Final = re.compile(r"\\text ?\{[^{}]*\}")
+QUANTITY: Final = re.compile(
+    r"(?:\\(?:angle|measuredangle|triangle) ?[A-Z]{1,4}|[A-Z]{2,4}|\[[A-Z]{3,6}\]"
+    r"|\|\\?[a-zA-Z]{1,8}(?:_\w)?\||[fghFGHP](?:_\w|\^\{-1\})?'{0,2} ?\(.{1,100}\)"
+    r"|(?P<function>[a-zA-Z])(?:_\w)?'{0,2} ?\((?:(?!(?P=function))[^()]){1,100}\))"
+    r"(?: ?\^ ?(?:\d|\{\d\}))?"
+)
+"""A quantity that a question may ask for, besides a name: `AB^2`, `[ABC]`, `|z|^2`, `f(-1)`."""
 POLYNOMIAL: Final = re.compile(
-    rf"(?:\\(?:frac|cdot|times)(?![a-zA-Z])|{GREEK_LETTER}|[a-zA-Z\d+\-*/^(){{}}\[\]. ])+"
+    rf"(?:\\(?:frac|cdot|times|div|sqrt|binom|angle)(?![a-zA-Z])|{GREEK_LETTER}"
+    r"|[a-zA-Z\d+\-*/^(){}\[\].|!_' ])+"
 )
-EXPONENT: Final = re.compile(r"\^ ?(?:\w|\{[^{}]*\})")
-NUMERAL: Final = r"(?:\d{1,99}(?:\.\d{1,99})?|\\frac ?\{\d{1,99}\} ?\{\d{1,99}\})"
-NUMERAL_AS_TERM: Final = re.compile(
-    rf"[-+] ?{NUMERAL} ?(?:$|[-+)}}\]])|(?:^|[({{\[]) ?{NUMERAL} ?[-+]"
+UNKNOWN: Final = re.compile(
+    rf"(?P<unknown>{GREEK_LETTER}(?:_(?:\w|\{{\w{{1,8}}\}}))?"
+    r"|[A-Z]{2,4}|[a-df-hj-zA-Z](?:_(?:\w|\{\w{1,8}\}))?)|\\[a-zA-Z]+"
 )
-"""The 1 of `x-1` and of `(1+x)^2`, but not the 2 of `2x-y`."""
-VALUE_OF_FUNCTION: Final = re.compile(r"[a-zA-Z] ?\([^a-zA-Z()]*\)")
-"""`f(-1)`."""
+VALUE_OF_FUNCTION: Final = re.compile(r"[a-zA-Z] ?\([a-zA-Z]\)")
 DIGIT_WITH_INDEX: Final = re.compile(r"(?<![\^_])(?<![\^_]\{)(?<!\d)\d{1,100} ?_|\) ?_")
 """`5_2`, which is no numeral in base 2; `x^2_1` is the square of a variable."""
 STEPS: Final = re.compile(r"(?!\d{1,12}/\d{1,12}$)\d{1,12}(?:[-/]\d{1,12})+")
@@ -73,21 +82,6 @@ ANGLE: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 ANGLE_DEGREES: Final = re.compile(
     r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?\^ ?(?:\{\\circ ?\}|\\circ(?![a-zA-Z]))"
 )
-ANGLE_NAME: Final = re.compile(r"\\(?:angle|triangle)(?![a-zA-Z]) ?([A-Z]{1,3})")
-NABLA: Final = re.compile(r"\\nabla(?![a-zA-Z])(?: ?(\\times|\\cdot)(?![a-zA-Z]))?")
-"""The gradient, the divergence or the curl."""
-INVERSE_FUNCTION: Final = re.compile(r"([fgh]) ?\^ ?\{ ?-1 ?\} ?\(")
-FUNCTION: Final = re.compile(r"([fgh]) ?\(")
-BAR: Final = r"(?:\||\\vert(?![a-zA-Z]))"
-MODULUS: Final = re.compile(rf"{BAR}((?:(?!\\vert)[^|]){{1,100}}){BAR}")
-TRANSPOSED: Final = re.compile(
-    r"[A-Z]\}? ?\^ ?(?:T|\\top|\\text ?\{ ?T ?\}|\{ ?(?:\\top|\\text ?\{ ?T ?\}) ?\})"
-)
-CROSS_PRODUCT: Final = re.compile(
-    r"[A-Z] ?\\times ?[A-Z]|\\(?:vec|hat|overrightarrow|text) ?(?:\{ ?\w{1,2} ?\}|\w) ?\\times"
-)
-INVERSE: Final = re.compile(r"[A-Z]\}? ?\^ ?\{ ?-1 ?\}")
-CAPITAL: Final = re.compile(r"[A-Z]")
 GROUPING_COMMA: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
@@ -116,7 +110,7 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
     gold_name, gold_value = _named(gold)
     number = number_of(gold_value)
     if number is not None:
-        if not number.value and _is_equation_to_solve(answer):
+        if not gold_name and is_equation_to_solve(answer, gold_value):
             return False
         if (
             gold_name
@@ -132,6 +126,8 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
     if gold_name and len(sides(answer)) == 1:
         gold = sides(gold_value)[-1]
     elif len(sides(gold)) == 1:
+        if is_equation_to_solve(answer, gold):
+            return False
         return _equal_chain(answer_value if answer_name else answer, gold, algebra)
     elif len(sides(answer)) == 1 and _is_relation(gold):
         return False
@@ -155,24 +151,33 @@ def _same_word_equation(answer: str, gold: str) -> bool | None:
     return True if True in verdicts else None if None in verdicts else False
 
 
-def _is_equation_to_solve(answer: str) -> bool:
-    """Return whether `… = 0` is a polynomial equation in one variable, as a copied `x^2-5x+6=0`.
+def is_equation_to_solve(answer: str, gold: str, unknowns_max: int = 1) -> bool:
+    """Return whether the right side of `2x = 5` is no answer, but a part of an equation to solve.
 
-    It has a numeral as a term, since `a-b=0` may be the value that was asked for; and so may be the
-    polynomial that follows its name (`\\Delta=k^2-4=0`), but not after `y` or `f(x)`.
+    This is so if the left side is an expression in one unknown that the gold lacks. It is not if
+    the left side is a name, a quantity such as `AB^2`, a function (`\\sin x`), or has several
+    unknowns: questions ask for the values of these, such as `m+n`. If the gold is 0, also the
+    polynomial after `y` or `f(x)` is an equation to solve.
     """
-    *before, side = sides(answer)[:-1] or [""]
-    side = TEXT.sub("", side).strip()
-    variables = _variables(side)
-    if (
-        len(variables) != 1
-        or not POLYNOMIAL.fullmatch(side)
-        or not NUMERAL_AS_TERM.search(EXPONENT.sub("", side))
-        or VALUE_OF_FUNCTION.search(side)
-    ):
+    *before, _ = sides(answer)
+    if not before:
         return False
-    argument = f"({''.join(variables)})"
-    return not any(NAME.fullmatch(part) and part != "y" and argument not in part for part in before)
+    side = before[0]
+    if NAME.fullmatch(side):
+        is_zero = (number := number_of(gold)) is not None and not number.value
+        if not is_zero or len(before) == 1 or not (side == "y" or VALUE_OF_FUNCTION.search(side)):
+            return False
+        side = before[-1]
+    side = TEXT.sub("", side).strip()
+    found = (match["unknown"] for match in UNKNOWN.finditer(side))
+    unknowns = {
+        unknown for unknown in found if unknown and not _variables(unknown) <= _variables(gold)
+    }
+    return (
+        1 <= len(unknowns) <= unknowns_max
+        and QUANTITY.fullmatch(side) is None
+        and POLYNOMIAL.fullmatch(side) is not None
+    )
 
 
 def _equal_chain(answer: str, gold: str, algebra: Algebra) -> bool | None:
@@ -209,10 +214,10 @@ def _is_relation(text: str) -> bool:
 
 
 def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
-    pair = _for_algebra(answer), _for_algebra(gold)
+    pair = in_one_notation(_for_algebra(answer), _for_algebra(gold))
     if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in pair):
         return False  # the algebra system ignores primes, and a double exponent is invalid TeX
-    if _is_meaning_lost(answer, gold):
+    if is_meaning_lost(answer, gold):
         return without_spaces(answer) == without_spaces(gold)
     if any(DIGIT_WITH_INDEX.search(text) for text in pair):
         return False
@@ -224,37 +229,6 @@ def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
     if (trailing[0] and trailing[0][0]) != (trailing[1] and trailing[1][0]):
         return False  # `\\sqrt{2}\\text{ squared}`
     return algebra(*pair)
-
-
-def _is_meaning_lost(answer: str, gold: str) -> bool:
-    """Return whether one of two different texts has an operator that algebra drops or commutes.
-
-    `A^T` (a transpose), `A\\times B` (a cross product), `AB^{-1}` (matrices); `\\angle ABC` is read
-    as a product, `f^{-1}(x)` as a reciprocal, `\\nabla\\cdot F` as `\\nabla\\times F`, and z as a
-    real number.
-    """
-    angles = ANGLE_NAME.findall(answer), ANGLE_NAME.findall(gold)
-    if angles[0] and angles[1] and angles[0] != angles[1]:
-        return True
-    if set(NABLA.findall(answer)) != set(NABLA.findall(gold)):
-        return True
-    if _has_modulus_of_z(answer) != _has_modulus_of_z(gold):
-        return True
-    for one, other in ((answer, gold), (gold, answer)):
-        inverse = set(INVERSE_FUNCTION.findall(one)) - set(INVERSE_FUNCTION.findall(other))
-        if inverse & set(FUNCTION.findall(other)):
-            return True
-    return any(
-        TRANSPOSED.search(text)
-        or CROSS_PRODUCT.search(text)
-        or (INVERSE.search(text) and len(set(CAPITAL.findall(COMMAND.sub("", text)))) > 1)
-        for text in (answer, gold)
-    )
-
-
-def _has_modulus_of_z(text: str) -> bool:
-    """Return whether a text has an absolute value of z, which is complex by custom."""
-    return any("z" in COMMAND.sub("", inside) for inside in MODULUS.findall(text))
 
 
 def _equals_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
@@ -351,7 +325,7 @@ def _unread_equals_number(
 ) -> bool | None:
     """Return whether an expression that `read_number` cannot read has the value of the gold."""
     bare = COMMAND.sub("", answer)
-    if not any("0" <= letter <= "9" for letter in bare) and answer.isascii():
+    if not COMPUTABLE.search(answer):
         return False
     if VARIABLE.search(bare) or APART.search(answer) or ELLIPSIS.search(answer):
         return False

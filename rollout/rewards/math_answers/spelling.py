@@ -48,6 +48,7 @@ CHARACTERS: Final = str.maketrans(
         "…": "\\dots ",
         "∈": "\\in ",
         "′": "'",
+        "¢": "\\text{ cents}",
         "℃": "^\\circ C",
         "℉": "^\\circ F",
         "∅": "\\emptyset ",
@@ -107,6 +108,12 @@ NEW_NAMES: Final = {
 
 DOLLARS: Final = re.compile(r"(?:(?<![a-zA-Z])US)?\\\$|\$")
 """Dollars of TeX's math mode, and currency signs."""
+AMOUNT: Final = re.compile(
+    r"(?<!\d)(?:(?<![a-zA-Z])US)?(?P<sign>\\\$|[€£₹]) ?"
+    r"(?P<number>-?(?:\d[\d,]{0,40}(?:\.\d{1,40})?|\.\d{1,40}))(?=[ .,;$]{0,8}\Z)"
+)
+"""An amount of money at the end of a text, whose sign is a unit."""
+CURRENCIES: Final = {"\\$": "dollars", "€": "euros", "£": "pounds", "₹": "rupees"}
 CONSTANT: Final = re.compile(r"\\mathrm\s{0,8}\{\s{0,8}([ei])\s{0,8}\}")
 """Euler's number and the imaginary unit, set upright."""
 REPEATED: Final = re.compile(r"(?<=[.\d])\\(?:bar|dot|overline)\s{0,8}(?:\{(\d{1,30})\}|(\d))")
@@ -168,6 +175,8 @@ INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
 """`E_{1}`, which is `E_1`."""
 FRENCH: Final = re.compile(r"([\[\]])([^][]{1,200})([\[\]])")
 """An interval whose bracket at an open end points outwards: `]0,1]`."""
+AND_IN_TEXT: Final = re.compile(r"\\text ?\{([^{}]{0,60}[a-z]),? (?:and|or) ?\}(?= ?[\d$])")
+"""The unit of an item and the word before the next one: `5\\text{ boys and }7\\text{ girls}`."""
 SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d]|\([-+.\d])")
 """The beginning of mathematics that is set as text: `\\textbf{42}`, `\\text{5 apples}`."""
 
@@ -205,6 +214,10 @@ def tidy(text: str) -> str:
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))
     text = RENAMED.sub(lambda match: NEW_NAMES.get(match[1], "\\text"), text)
+    text = AMOUNT.sub(
+        lambda match: f"{match['number']}\\text{{ {CURRENCIES[match['sign']]}}}", text
+    )
+    text = AND_IN_TEXT.sub(r"\\text{\1}, ", text)
     text = DOLLARS.sub(_between_digits, SHORT_FRACTION.sub(_fraction, text).replace("\\%", "%"))
     text = _unwrapped(
         LOOSE.sub("", WHITE.sub(" ", ROOT.sub(r"\\sqrt{\1}", PLAIN.sub(_typeset, text)))).strip()

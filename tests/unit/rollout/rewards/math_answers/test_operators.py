@@ -1,6 +1,6 @@
 import pytest
 
-from rollout.rewards.math_answers.derivatives import derivatives_as_symbols
+from rollout.rewards.math_answers.operators import derivatives_as_symbols
 from rollout.rewards.math_judge import judge
 
 

@@ -1,0 +1,158 @@
+"""Operators that a computer algebra system does not know: derivatives, cross products, transposes.
+
+Derivatives are replaced by symbols, so that algebra treats them as unknowns.
+
+    m\\frac{dv}{dt}+bv = f  ──▶  m Q_{d1,v,t}+bv = f     x'' ──▶ Q_{p2,x}     \\dot{x} ──▶ Q_{o1,x}
+
+A computer algebra system evaluates the derivative of one independent symbol with respect to another
+to 0 and ignores primes. Without the replacement it would accept `bv=f` for `m\\frac{dv}{dt}+bv=f`.
+Derivatives in different notations become different symbols.
+"""
+
+import re
+from typing import Final
+
+BASE: Final = r"((?:\\[a-zA-Z]{1,20}|[a-zA-Z])(?:_(?:\w|\{[^{}]{0,20}\}))?)"
+"""A function: `v`, `v_o`, `\\theta_{max}`."""
+INDEX: Final = r"(_\w|_\{[^{}]{0,20}\})?"
+"""An index after the dots or the primes: `\\dot{x}_0`."""
+ORDER: Final = r"(?:\^ ?(?:(\d)|\{ ?(\d) ?\}))?"
+VARIABLE: Final = r"(\\[a-zA-Z]{1,20}|[a-zA-Z])"
+
+FRACTION: Final = re.compile(
+    r"\\frac ?\{ ?(?P<d>d|\\partial|\\text ?\{ ?d ?\})"
+    + f"{ORDER} ?{BASE}"
+    + r" ?\} ?\{ ?(?P=d) ?"
+    + f"{VARIABLE} ?{ORDER}"
+    + r" ?\}"
+)
+SLASH: Final = re.compile(rf"(?<![a-zA-Z\\])d ?{BASE} ?/ ?d ?{VARIABLE}(?![a-zA-Z])")
+DOTS: Final = re.compile(
+    rf"\\(d{{1,4}})ot(?![a-zA-Z]) ?(?:\{{ ?{BASE} ?\}}|{BASE}){INDEX}(\([a-zA-Z\d]\))?"
+)
+PRIMES: Final = re.compile(
+    BASE
+    + r"(?:('{1,4})|\^ ?(?:\{ ?((?:(?:\\prime|') ?){1,4})\}|(\\prime(?![a-zA-Z]))"
+    + r"|\{ ?\((\d{1,2})\) ?\}))"
+    + INDEX
+    + r"(\([a-zA-Z\d]\))?"
+)
+NOT_ALPHANUMERIC: Final = re.compile(r"[^0-9A-Za-z]")
+
+ANGLE_NAME: Final = re.compile(r"\\(?:angle|triangle)(?![a-zA-Z]) ?([A-Z]{1,3})")
+NABLA: Final = re.compile(r"\\nabla(?![a-zA-Z])(?: ?(\\times|\\cdot)(?![a-zA-Z]))?")
+"""The gradient, the divergence or the curl."""
+INVERSE_FUNCTION: Final = re.compile(r"([fgh]) ?\^ ?\{ ?-1 ?\} ?\(")
+FUNCTION: Final = re.compile(r"([fgh]) ?\(")
+BAR: Final = r"(?:\||\\vert(?![a-zA-Z]))"
+MODULUS: Final = re.compile(rf"{BAR}((?:(?!\\vert)[^|]){{1,100}}){BAR}")
+TRANSPOSED: Final = re.compile(
+    r"[A-Z]\}? ?\^ ?(?:T|\\top|\\text ?\{ ?T ?\}|\{ ?(?:\\top|\\text ?\{ ?T ?\}) ?\})"
+)
+CROSS_PRODUCT: Final = re.compile(
+    r"[A-Z] ?\\times ?[A-Z]|\\(?:vec|hat|overrightarrow|text) ?(?:\{ ?\w{1,2} ?\}|\w) ?\\times"
+)
+OPERAND: Final = r" ?\d{0,9}(?:[a-zA-Z(|]|\\(?!frac|sqrt|pi(?![a-zA-Z]))[a-zA-Z])"
+TIMES: Final = re.compile(rf"(?<!\\pi)(?<!\\pi )(?<=[a-zA-Z)}}| ])\\times(?={OPERAND})")
+"""The sign of a product that may be a cross product: `u\\times 2v`, but not `3\\times x`."""
+DOT: Final = re.compile(rf"(?<!\\pi)(?<!\\pi )(?<=[a-zA-Z)}}| ])\\cdot(?={OPERAND})")
+SYMBOL: Final = re.compile(r"Q_\{([a-z])(\d{1,2}),([^{}]*)\}")
+INVERSE: Final = re.compile(r"[A-Z]\}? ?\^ ?\{ ?-1 ?\}")
+CAPITAL: Final = re.compile(r"[A-Z]")
+COMMAND: Final = re.compile(r"\\[a-zA-Z]+")
+
+
+def derivatives_as_symbols(text: str) -> str:
+    """Replace each derivative of a single function in a tidy expression by a symbol.
+
+    `\\frac{d}{dx} x^2` is unchanged: the algebra system computes it.
+    """
+    text = FRACTION.sub(_fraction, text)
+    text = SLASH.sub(lambda match: _symbol("d", "1", match[1], match[2]), text)
+    text = DOTS.sub(
+        lambda match: _symbol(
+            "o", str(len(match[1])), (match[2] or match[3]) + (match[4] or ""), match[5] or ""
+        ),
+        text,
+    )
+    return PRIMES.sub(_primed, text)
+
+
+def in_one_notation(first: str, second: str) -> tuple[str, str]:
+    """Write the primes or dots of one text like the fractions of the other.
+
+    Where one text has symbols of fractions, all by one variable, primes mean derivatives by this
+    variable, and dots by t: `y'` is `\\frac{dy}{dx}`.
+    """
+    return _like(first, second), _like(second, first)
+
+
+def _like(text: str, other: str) -> str:
+    symbols, others = SYMBOL.findall(text), SYMBOL.findall(other)
+    notations = {notation for notation, _, _ in symbols}
+    variables = {names.rpartition(",")[2] for _, _, names in others}
+    if {notation for notation, _, _ in others} != {"d"} or len(variables) != 1:
+        return text
+    variable = variables.pop()
+    if notations != {"p"} and not (notations == {"o"} and variable == "t"):
+        return text
+
+    def fraction(match: re.Match[str]) -> str:
+        names = match[3] if "," in match[3] else f"{match[3]},{variable}"
+        return f"Q_{{d{match[2]},{names}}}"
+
+    return SYMBOL.sub(fraction, text)
+
+
+def _fraction(match: re.Match[str]) -> str:
+    above, below = match[2] or match[3] or "1", match[6] or match[7] or "1"
+    if above != below:
+        return match[0]
+    return _symbol("c" if "partial" in match["d"] else "d", above, match[4], match[5])
+
+
+def _primed(match: re.Match[str]) -> str:
+    order = match[5] or str((match[2] or match[3] or match[4]).replace("\\prime", "'").count("'"))
+    return _symbol("p", order, match[1] + (match[6] or ""), match[7] or "")
+
+
+def _symbol(notation: str, order: str, *names: str) -> str:
+    plain = [NOT_ALPHANUMERIC.sub("", name) for name in names]
+    return f" Q_{{{','.join((notation + order, *filter(None, plain)))}}}"
+
+
+def is_meaning_lost(answer: str, gold: str) -> bool:
+    """Return whether one of two different texts has an operator that algebra drops or commutes.
+
+    `A^T` (a transpose), `A\\times B` (a cross product), `AB^{-1}` (matrices); `\\angle ABC` is read
+    as a product, `f^{-1}(x)` as a reciprocal, `\\nabla\\cdot F` as `\\nabla\\times F`, and z as a
+    real number. `u\\times v` may be a cross product if the other text has such a sign too, or a
+    dot.
+    """
+    if any(
+        TIMES.search(one) and (TIMES.search(other) or DOT.search(other))
+        for one, other in ((answer, gold), (gold, answer))
+    ):
+        return True
+    angles = ANGLE_NAME.findall(answer), ANGLE_NAME.findall(gold)
+    if angles[0] and angles[1] and angles[0] != angles[1]:
+        return True
+    if set(NABLA.findall(answer)) != set(NABLA.findall(gold)):
+        return True
+    if _has_modulus_of_z(answer) != _has_modulus_of_z(gold):
+        return True
+    for one, other in ((answer, gold), (gold, answer)):
+        inverse = set(INVERSE_FUNCTION.findall(one)) - set(INVERSE_FUNCTION.findall(other))
+        if inverse & set(FUNCTION.findall(other)):
+            return True
+    return any(
+        TRANSPOSED.search(text)
+        or CROSS_PRODUCT.search(text)
+        or (INVERSE.search(text) and len(set(CAPITAL.findall(COMMAND.sub("", text)))) > 1)
+        for text in (answer, gold)
+    )
+
+
+def _has_modulus_of_z(text: str) -> bool:
+    """Return whether a text has an absolute value of z, which is complex by custom."""
+    return any("z" in COMMAND.sub("", inside) for inside in MODULUS.findall(text))

@@ -1,0 +1,65 @@
+"""Answers that look like a right one and are not, and right ones that look different."""
+
+import pytest
+
+from rollout.rewards.math_judge import judge
+
+# fmt: off
+TABLE: dict[str, tuple[list[str], list[str]]] = {
+    # reference: (right answers, wrong answers)
+    # equations to solve: not their right sides
+    "5": (
+        [
+            "x=5", "x_1=5", "f(x)=5", "f(-1)=5", "f^{-1}(3)=5", "\\angle ABC=5", "AB=5", "AB^2=5", "[ABC]=5",
+            "\\text{area}=5", "P(A)=5", "|z|^2=5", "\\sin x=5", "m+n=5", "AB\\cdot AC=5", "x_1+x_2=5", "\\frac{m}{n}=5",
+            "5 dollars", "\\$5", "€5", "y=2x=5",
+        ],
+        [
+            "2x=5", "x+1=5", "-x=5", "\\frac{x}{2}=5", "x^2=5", "\\sqrt{x}=5", "2^x=5", "\\frac1x=5", "x(x+1)=5", "2\\theta=5",
+            "2x_1=5", "n!=5", "\\binom n2=5", "|x-2|=5", "2AB=5", "2f(3)=5", "180-\\angle A=5",
+        ],
+    ),
+    "\\sqrt{2}": (["x=\\sqrt2", "AB=\\sqrt2"], ["2x=\\sqrt2", "x+1=\\sqrt2", "x^2=\\sqrt2"]),
+    "3x": (["y=3x", "f(x)=3x", "y'=3x"], ["y-2=3x", "2y=3x"]),
+    "(2,1)": (
+        ["x=2, y=1", "y=1, x=2", "\\sin x=2, \\cos x=1", "f(1)=2, f(2)=1", "1+1=2, 1+0=1"],
+        ["x+y=2, x-y=1", "(x+y=2, x-y=1)", "2x=2, y=1", "x=2, x-y=1", "x+y=2 \\text{ and } x-y=1"],
+    ),
+    "4, 9": (["x_1=4, x_2=9"], ["x^2=4, x^2=9", "2x=4 \\text{ or } 3x=9", "x+y=4, xy=9"]),
+    # products that may be vectors
+    "v\\times u": (["v × u"], ["u\\times v", "u\\cdot v", "v\\cdot u"]),
+    "u\\times v+w": ([], ["v\\times u+w"]),
+    "\\omega\\times r": ([], ["r\\times\\omega"]),
+    "(a\\times b)\\times c": ([], ["a\\times(b\\times c)"]),
+    "2\\pi r": (["2\\times\\pi\\times r", "r\\times 2\\pi"], []),
+    "m\\times 2^n": (["2^n\\times m"], []),
+    # derivatives in other notations
+    "\\frac{dx}{dt}=kx-a": (["x'=kx-a", "\\dot x=kx-a", "x'(t)=kx-a"], ["x'=kx+a", "x''=kx-a", "y'=kx-a", "x=kx-a"]),
+    "\\frac{dx}{ds}": (["x'"], ["\\dot x", "s'"]),
+    "y''+y=0": (["\\frac{d^2y}{dx^2}+y=0"], ["\\frac{dy}{dx}+y=0", "\\frac{d^2y}{dx^2}+y'=0"]),
+    # absolute values
+    "-1<x<5": (
+        ["|x-2|<3", "3>|x-2|", "|2-x|<3", "|2x-4|<6", "\\left|x-2\\right|<3"],
+        ["|x-2|\\le3", "|x+2|<3", "|x-2|>3", "|y-2|<3", "|2x-2|<3", "|x-2|<-3"],
+    ),
+    "(-\\infty,-1]\\cup[5,\\infty)": (["|x-2|\\ge3", "3\\le|x-2|"], ["|x-2|>3"]),
+    "(-\\frac12,\\frac32)": (["|x-\\frac12|<1", "|x-0.5|<1"], ["|x+\\frac12|<1"]),
+    # money
+    "\\$5": (["500 cents", "500¢", "5", "5 dollars", "US\\$5.00"], ["5 cents", "500 dollars", "5 euros", "€5", "\\$500"]),
+    "75\\text{ cents}": (["\\$0.75", "75", "75¢"], ["\\$75", "0.75 cents"]),
+    "£5": (["5", "5 pounds"], ["5 euros", "€5"]),
+    # words between items
+    "5\\text{ boys}, 7\\text{ girls}": (
+        ["5\\text{ boys and }7\\text{ girls}", "7\\text{ girls and }5\\text{ boys}", "\\text{5 boys and 7 girls}"],
+        ["7\\text{ boys and }5\\text{ girls}", "12"],
+    ),
+    "\\ln e": (["1"], ["e"]),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("gold", TABLE)
+def test_a_similar_answer_is_right_only_with_the_same_meaning(gold: str) -> None:
+    right, wrong = TABLE[gold]
+    assert [answer for answer in right if not judge(answer, gold)] == []
+    assert [answer for answer in wrong if judge(answer, gold)] == []
