@@ -55,15 +55,18 @@ QUANTITY: Final = re.compile(
     r"(?: ?\^ ?(?:\d|\{\d\}))?"
 )
 """A quantity that a question may ask for, besides a name: `AB^2`, `[ABC]`, `|z|^2`, `f(-1)`."""
+TEXT_INDEX: Final = re.compile(r"(?<=_\{)\\text ?\{ ?(\w{1,8}) ?\}(?=\})")
+"""The index of `v_{\\text{max}}`."""
 POLYNOMIAL: Final = re.compile(
-    rf"(?:\\(?:frac|cdot|times|div|sqrt|binom|angle)(?![a-zA-Z])|{GREEK_LETTER}"
+    rf"(?:\\(?:frac|cdot|times|div|sqrt|binom|angle|pi)(?![a-zA-Z])|{GREEK_LETTER}"
     r"|[a-zA-Z\d+\-*/^(){}\[\].|!_' ])+"
 )
 UNKNOWN: Final = re.compile(
     rf"(?P<unknown>{GREEK_LETTER}(?:_(?:\w|\{{\w{{1,8}}\}}))?"
     r"|[A-Z]{2,4}|[a-df-hj-zA-Z](?:_(?:\w|\{\w{1,8}\}))?)|\\[a-zA-Z]+"
 )
-VALUE_OF_FUNCTION: Final = re.compile(r"[a-zA-Z] ?\([a-zA-Z]\)")
+FUNCTION_OF_UNKNOWN: Final = re.compile(r"[a-zA-Z] ?\([a-zA-Z]\)")
+"""`f(x)`, whose value is asked for only by a numeral, as `f(-1)`."""
 DIGIT_WITH_INDEX: Final = re.compile(r"(?<![\^_])(?<![\^_]\{)(?<!\d)\d{1,100} ?_|\) ?_")
 """`5_2`, which is no numeral in base 2; `x^2_1` is the square of a variable."""
 STEPS: Final = re.compile(r"(?!\d{1,12}/\d{1,12}$)\d{1,12}(?:[-/]\d{1,12})+")
@@ -165,17 +168,17 @@ def is_equation_to_solve(answer: str, gold: str, unknowns_max: int = 1) -> bool:
     side = before[0]
     if NAME.fullmatch(side):
         is_zero = (number := number_of(gold)) is not None and not number.value
-        if not is_zero or len(before) == 1 or not (side == "y" or VALUE_OF_FUNCTION.search(side)):
+        if not is_zero or len(before) == 1 or not (side == "y" or FUNCTION_OF_UNKNOWN.search(side)):
             return False
         side = before[-1]
-    side = TEXT.sub("", side).strip()
+    side = TEXT.sub("", TEXT_INDEX.sub(r"\1", side)).strip()
     found = (match["unknown"] for match in UNKNOWN.finditer(side))
     unknowns = {
         unknown for unknown in found if unknown and not _variables(unknown) <= _variables(gold)
     }
     return (
         1 <= len(unknowns) <= unknowns_max
-        and QUANTITY.fullmatch(side) is None
+        and not (NAME.fullmatch(side) or QUANTITY.fullmatch(side))
         and POLYNOMIAL.fullmatch(side) is not None
     )
 

@@ -10,13 +10,13 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     # equations to solve: not their right sides
     "5": (
         [
-            "x=5", "x_1=5", "f(x)=5", "f(-1)=5", "f^{-1}(3)=5", "\\angle ABC=5", "AB=5", "AB^2=5", "[ABC]=5",
+            "x=5", "x_1=5", "f(x)=5", "f(-1)=5", "v_{\\text{max}}=5", "5\\text{ m}=500\\text{ cm}=5\\text{ m}", "f^{-1}(3)=5", "\\angle ABC=5", "AB=5", "AB^2=5", "[ABC]=5",
             "\\text{area}=5", "P(A)=5", "|z|^2=5", "\\sin x=5", "m+n=5", "AB\\cdot AC=5", "x_1+x_2=5", "\\frac{m}{n}=5",
             "5 dollars", "\\$5", "€5", "y=2x=5",
         ],
         [
             "2x=5", "x+1=5", "-x=5", "\\frac{x}{2}=5", "x^2=5", "\\sqrt{x}=5", "2^x=5", "\\frac1x=5", "x(x+1)=5", "2\\theta=5",
-            "2x_1=5", "n!=5", "\\binom n2=5", "|x-2|=5", "2AB=5", "2f(3)=5", "180-\\angle A=5",
+            "2x_1=5", "n!=5", "\\binom n2=5", "|x-2|=5", "2AB=5", "2f(3)=5", "2\\pi r=5", "180-\\angle A=5",
         ],
     ),
     "\\sqrt{2}": (["x=\\sqrt2", "AB=\\sqrt2"], ["2x=\\sqrt2", "x+1=\\sqrt2", "x^2=\\sqrt2"]),
