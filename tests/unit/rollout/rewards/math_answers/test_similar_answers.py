@@ -42,8 +42,8 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["|x-2|<3", "3>|x-2|", "|2-x|<3", "|2x-4|<6", "\\left|x-2\\right|<3"],
         ["|x-2|\\le3", "|x+2|<3", "|x-2|>3", "|y-2|<3", "|2x-2|<3", "|x-2|<-3"],
     ),
-    "(-\\infty,-1]\\cup[5,\\infty)": (["|x-2|\\ge3", "3\\le|x-2|"], ["|x-2|>3"]),
-    "(-\\frac12,\\frac32)": (["|x-\\frac12|<1", "|x-0.5|<1"], ["|x+\\frac12|<1"]),
+    "x\\le-1\\text{ or }x\\ge5": (["|x-2|\\ge3", "3\\le|x-2|"], ["|x-2|>3"]),
+    "-\\frac12<x<\\frac32": (["|x-\\frac12|<1", "|x-0.5|<1"], ["|x+\\frac12|<1"]),
     # money
     "\\$5": (["500 cents", "500¢", "5", "5 dollars", "US\\$5.00"], ["5 cents", "500 dollars", "5 euros", "€5", "\\$500"]),
     "75\\text{ cents}": (["\\$0.75", "75", "75¢"], ["\\$75", "0.75 cents"]),
@@ -53,7 +53,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["5\\text{ boys and }7\\text{ girls}", "7\\text{ girls and }5\\text{ boys}", "\\text{5 boys and 7 girls}"],
         ["7\\text{ boys and }5\\text{ girls}", "12"],
     ),
-    "\\ln e": (["1"], ["e"]),
+    "1": (["\\ln e"], ["e"]),
 }
 # fmt: on
 
