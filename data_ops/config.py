@@ -12,7 +12,7 @@ from data_ops.algorithms.named import Named
 from data_ops.algorithms.samplers import Edf
 from data_ops.prompts import PromptSource
 from data_ops.prompts.source import PromptPosition
-from storage.config_model import Count, CountOrNone, Frozen, Seconds, Steps
+from storage.config_model import Count, CountOrNone, Frozen, OnlyWith, Seconds, Steps
 from storage.config_union import ByPath, variants
 
 
@@ -77,7 +77,7 @@ class DataConfig(Frozen):
     """A sequence of batch n is at most this many versions older than version n−1; 0 is synchronous
     training.
     """
-    batches_ahead: CountOrNone = 1
+    batches_ahead: Annotated[CountOrNone, OnlyWith("max_staleness", then=0)] = 1
     """Batches that may be ready beyond the one that the trainer works on."""
     curate: list[CurateConfig] = [AcceptAll()]
     """Which prompts are rolled out; applied in turn."""

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator
 
 from storage.config_model import (
+    ABSENT,
     Attempts,
     Context,
     Count,
@@ -135,14 +136,14 @@ ServerArg: TypeAlias = Annotated[str, AfterValidator(_check_server_arg)]
 class SglangConfig(Frozen):
     """The SGLang servers of the engine `sglang`: its own, or running ones by URL."""
 
-    python: Annotated[str, AfterValidator(_check_no_null)] = ""
+    python: Annotated[str, AfterValidator(_check_no_null), OnlyWith("urls", ABSENT)] = ""
     """Python interpreter of the environment in which sglang is installed; empty: the worker's.
     Where ASTRAFLOW_IMPORT_ALLOW is set on the worker, it must allow `sglang` for this setting and
     for `server_args`.
     """
     tensor_parallel: Devices = 1
     """Devices over which each layer of the model is divided."""
-    memory_share: Share | None = None
+    memory_share: Annotated[Share | None, OnlyWith("urls", ABSENT)] = None
     """Share of a device's memory for the weights and the KV cache of one server; none: the servers
     on a device get equal parts of `device_share`, and a server that is alone there decides itself.
     """
@@ -160,7 +161,7 @@ class SglangConfig(Frozen):
     adapter`); 0: they get merged weights. Running answers then keep their adapter, whatever
     `kv_cache` is.
     """
-    server_args: tuple[ServerArg, ...] = ()
+    server_args: Annotated[tuple[ServerArg, ...], OnlyWith("urls", ABSENT)] = ()
     """Further arguments of `sglang.launch_server`: `[--attention-backend, fa3]`."""
     shared: bool = False
     """One server, or the set of `urls`, for all policies of a worker: they have one base model and
@@ -171,8 +172,12 @@ class SglangConfig(Frozen):
     urls: tuple[ServerUrl, ...] = ()
     """Servers that run already on the worker's machine (`http://127.0.0.1:30000`), for this worker
     alone. Their API key is in the environment variable ASTRAFLOW_SGLANG_API_KEY. Empty: the worker
-    starts its own server.
+    starts its own server. `device`, `dtype` and `tensor_parallel` describe these servers, to
+    `astraflow doctor` only.
     """
+
+
+_OWN_SERVERS = OnlyWith("sglang.urls", ABSENT)
 
 
 class EngineConfig(Frozen):
@@ -181,19 +186,21 @@ class EngineConfig(Frozen):
     name: str = "torch"
     """A built-in's name or an import path."""
     device: str = "cpu"
-    devices: Annotated[Gpus, OnlyWith("device", "cuda")] = ()
+    devices: Annotated[Gpus, OnlyWith("device", "cuda"), _OWN_SERVERS] = ()
     """GPUs of a worker: `sglang.tensor_parallel` of them (else one) for each policy, in the order
     of the recipe's `policies`, or for all policies together; empty: the first ones, for all
     together. CUDA_VISIBLE_DEVICES of the pool's worker limits them: they are counted among those
     that it lists.
     """
-    device_share: Annotated[Share, OnlyWith("device", "cuda")] = 1.0
+    device_share: Annotated[Share, OnlyWith("device", "cuda"), _OWN_SERVERS] = 1.0
     """Share of each of its GPUs that a worker may use. Processes whose shares add up to more than 1
     never use one GPU together: one of them waits. Only the engine `sglang` enforces it.
     """
     dtype: str = "float32"
     """Compute dtype; bfloat16 is slower than float32 on most CPUs."""
-    threads: Threads = 1
+    threads: Annotated[
+        Threads, OnlyWith("device", "cpu", where=OnlyWith("name", "sglang")), _OWN_SERVERS
+    ] = 1
     """Compute threads of one engine on a CPU."""
     max_concurrent: Count = 64
     """Sequences decoded together."""

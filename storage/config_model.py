@@ -4,8 +4,9 @@ The bounds are far beyond real use. They reject gross typing errors, and values 
 fill the memory or never end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -19,8 +20,15 @@ class Frozen(BaseModel):
     )
 
 
-GIVEN: Final = None
-"""As the value of `OnlyWith`: any value except null, 0 and the empty string."""
+class _Presence(Enum):
+    GIVEN = "given"
+    ABSENT = "absent"
+
+
+GIVEN: Final = _Presence.GIVEN
+"""As the value of `OnlyWith`: any value except null, false, 0 and empty ones."""
+ABSENT: Final = _Presence.ABSENT
+"""As the value of `OnlyWith`: the opposite of `GIVEN`."""
 
 
 @dataclass(frozen=True)
@@ -28,29 +36,63 @@ class OnlyWith:
     """Marks a field that has an effect only with certain values of another field of its model.
 
     Example: `constant_length: Annotated[Tokens | None, OnlyWith("aggregate", "constant")] = None`;
-    a tuple stands for any of its values. A recipe that sets only the marked field is rejected
-    (`tasks/recipes/checks.py`). For sets of fields that exclude each other, use a union
-    (`storage/config_union.py`).
+    a tuple stands for any of its values. A field with several marks needs all of them. A recipe
+    that sets the marked field where it has no effect is rejected (`tasks/recipes/schema.py`). For
+    sets of fields that exclude each other, use a union (`storage/config_union.py`).
     """
 
     key: str
+    """The other field; with a dot, a field of a section beside the marked one: `sglang.urls`."""
     value: Any = GIVEN
-
-    def is_met(self, section: Mapping[str, Any]) -> bool:
-        """Return whether the marked field has an effect in a section."""
-        value = section.get(self.key)
-        return bool(value) if self.value is GIVEN else value in self._values
+    where: "OnlyWith | None" = None
+    """The mark counts only where this one is met, such as with one engine."""
+    then: Any = GIVEN
+    """The value of the marked field that says what happens without its effect: it is accepted."""
 
     @property
-    def setting(self) -> str:
-        """The required setting: `aggregate: constant`, or the key alone for any value."""
+    def keys(self) -> Iterator[str]:
+        """All keys on which the effect depends."""
+        if self.where is not None:
+            yield from self.where.keys
+        yield self.key
+
+    def is_met(self, read: Callable[[str], Any]) -> bool:
+        """Return whether the marked field has an effect; `read` returns the value of a key."""
+        if self.where is not None and not self.where.is_met(read):
+            return True
+        value = read(self.key)
+        if isinstance(self.value, _Presence):
+            return bool(value) is (self.value is GIVEN)
+        return value in self._values
+
+    def why(self, read: Callable[[str], Any]) -> str:
+        """Return why the field has no effect. Example: `has no effect with aggregate: token_mean;
+        leave it out, or set aggregate: constant`.
+        """
+        value = read(self.key)
+        selected = f"without {self.key}" if value is None else f"with {self.key}: {_word(value)}"
+        remedy = f"set {self.key}: {' or '.join(map(_word, self._values))}"
         if self.value is GIVEN:
-            return self.key
-        return f"{self.key}: {' or '.join(map(str, self._values))}"
+            remedy = f"set {self.key}"
+        elif self.value is ABSENT:
+            selected, remedy = f"with {self.key}", f"leave {self.key} out"
+        if self.where is not None:
+            selected += f" and {self.where.key}: {_word(read(self.where.key))}"
+        return no_effect(selected, remedy)
 
     @property
     def _values(self) -> tuple[Any, ...]:
         return self.value if isinstance(self.value, tuple) else (self.value,)
+
+
+def no_effect(selected: str, remedy: str) -> str:
+    """Return the fault of a setting that is ignored."""
+    return f"has no effect {selected}; leave it out, or {remedy}"
+
+
+def _word(value: Any) -> str:
+    """Return a value as YAML has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _check_not_bool(value: Any) -> Any:

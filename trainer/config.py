@@ -58,6 +58,13 @@ class MismatchLimits(Frozen):
         return self
 
 
+_OF_ADAMW = (
+    OnlyWith("optimizer.name", ("adamw", "muon")),
+    # Muon trains matrices of layers, and those of an adapter are all that is trained.
+    OnlyWith("adapter.name", "none", where=OnlyWith("optimizer.name", "muon")),
+)
+
+
 class TrainConfig(Frozen):
     engine: str = "torch"
     """A built-in's name or an import path."""
@@ -77,8 +84,8 @@ class TrainConfig(Frozen):
     """`name` selects an adapter of `trainer/adapters.py`; default: none, all weights train."""
     lr: NotNegative = 5e-6
     """Learning rate; 0 leaves the weights unchanged, bit for bit (a baseline)."""
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    eps: Positive = 1e-8
+    betas: Annotated[tuple[Decay, Decay], *_OF_ADAMW] = (0.9, 0.999)
+    eps: Annotated[Positive, *_OF_ADAMW] = 1e-8
     weight_decay: NotNegative = 0.01
     warmup_steps: CountOrNone = 0
     """Steps over which the learning rate rises linearly from 0."""

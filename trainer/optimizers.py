@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
-from storage.config_model import Count, Decay, Frozen
+from storage.config_model import Count, Decay, Frozen, OnlyWith
 from storage.config_union import ByName
 from storage.errors import ConfigError
 from storage.import_path import PluginKind, constructor_fault, resolve
@@ -29,7 +29,7 @@ class MuonOptimizer(Frozen):
 
     name: Literal["muon"] = "muon"
     momentum: Decay = 0.95
-    nesterov: bool = True
+    nesterov: Annotated[bool, OnlyWith("momentum", then=False)] = True
     ns_steps: Annotated[Count, Field(le=99)] = 5
     """Newton-Schulz iterations; torch computes fewer than 100."""
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"

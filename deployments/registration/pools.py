@@ -98,7 +98,14 @@ def _mistakes(name: str, pool: Pool) -> Iterator[tuple[yaml_file.KeyPath, str]]:
         path, why = fault
         yield (name, *path.split(".")), why
         return
-    texts = {"description": pool.description, "type": pool.type}
+    if not pool.type.strip() or not pool.type.isprintable():
+        yield (
+            (name, "type"),
+            f"{plain_names.quoted(pool.type)} cannot be a type of work pool: it is empty, or has "
+            "characters that cannot be printed; write process, docker, kubernetes or another type "
+            "that the Prefect server has, or leave it out",
+        )
+    texts = {"description": pool.description}
     for field, values in (("environment", pool.environment), ("job_variables", pool.job_variables)):
         texts |= {f"{field}.{variable}": value for variable, value in values.items()}
     for field, value in texts.items():

@@ -7,7 +7,6 @@
 A manifest with the field `adapter` has such tensors. Engines and exports get merged weights.
 """
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.machine.cpus import num_cpus
 from storage.records.types import Float32
 from storage.records.weights import HostTensor, StoredAdapter, TensorInfo
 
@@ -77,7 +77,7 @@ def merged(
         return _merged_tensor(*(given[each] for each in names), scale=adapter.scale)
 
     names = [name for name in given if not is_adapter(name)]
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(num_cpus()) as pool:
         return Merged(adapter, given, dict(zip(names, pool.map(made, names), strict=True)))
 
 

@@ -108,10 +108,7 @@ def names(store: ObjectStore) -> list[str]:
 def _create(store: ObjectStore, key: str, record: Record) -> None:
     body = seal(record)
     try:
-        if isinstance(record, NightPlan):
-            _decoded(NightPlan, body, key)
-        else:
-            _decoded(NightOutcome, body, key)
+        _decoded(type(record), body, key)
     except CorruptError as error:
         raise ConfigError(
             f"the night {record.night} of {record.name} cannot be stored: {error}"

@@ -6,7 +6,6 @@ The same rows give the same bytes, so a creation that is repeated after a crash 
 object. Other rows have another key: `run.json` alone says which object is the run's.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundErr
 from storage.formats import arrow_files
 from storage.formats.arrow_sizes import ROWS_MAX
 from storage.formats.json_objects import dump, parse
+from storage.formats.safetensors import file_digest
 from storage.records.rollouts import Prompt
 from storage.records.windows import PromptWindow
 from storage.store.object_store import ObjectStore, read_twice
@@ -60,7 +60,7 @@ def create(run: ObjectStore, prompts: Sequence[Prompt]) -> str:
         )
     columns = {"id": ids, "fields": [each.decode() for each in fields]}
     body = arrow_files.encode(SCHEMA, columns, KIND, {})
-    digest = _digest(body)
+    digest = file_digest(body)
     key = layout.prompts(digest)
     try:
         run.create(key, body)
@@ -87,7 +87,7 @@ def _decoded(run: ObjectStore, key: str, window: PromptWindow) -> FrozenPrompts:
             f"{run.url}/{key} is missing: it has the prompts with which the run was created; put "
             "it back from a copy"
         ) from error
-    if _digest(body) != window.digest:
+    if file_digest(body) != window.digest:
         raise CorruptError(
             f"{run.url}/{key} does not have the digest {window.digest}, which {layout.RUN} names; "
             "put it back from a copy"
@@ -102,7 +102,3 @@ def _decoded(run: ObjectStore, key: str, window: PromptWindow) -> FrozenPrompts:
             f"{run.url}/{key} has {len(ids)} rows; {layout.RUN} says {window.rows}, at least one"
         )
     return FrozenPrompts(key, ids, fields)
-
-
-def _digest(body: bytes) -> str:
-    return f"sha256:{hashlib.sha256(body).hexdigest()}"

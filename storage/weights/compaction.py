@@ -10,7 +10,6 @@ or a damaged one, reads version by version.
 
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from storage import layout
 from storage.errors import AstraFlowError, ConflictError, CorruptError
 from storage.formats.json_objects import seal
+from storage.machine.cpus import num_cpus
 from storage.plain_names import new_write_id
 from storage.records.weights import HostTensor, MergedDelta, StoredDelta, TensorInfo
 from storage.store.object_store import ObjectStore
@@ -65,7 +65,7 @@ def merge(
     fetched = [_fetch(run, delta) for delta in single]
     infos, changes, whole = {}, [], {}
     first: dict[_Origin, str] = {}
-    threads = os.cpu_count() or 1
+    threads = num_cpus()
     for name, info in single[-1].tensors.items():
         origin = _origin(fetched, name)
         twin = first.setdefault(origin, name)

@@ -7,7 +7,6 @@ The tensors that the path starts from are never written: other threads generate 
 that a delta of the same path made are changed in place.
 """
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from storage.errors import CorruptError
 from storage.formats.safetensors import Digest, digest
 from storage.formats.safetensors import num_bytes as bytes_of
+from storage.machine.cpus import num_cpus
 from storage.records.weights import FileInfo, HostTensor, TensorInfo
 from storage.store.ordered_map import ordered_map
 from storage.weights.codec import deltas
@@ -111,7 +111,7 @@ class DeltaApplier:
         Raises:
             CorruptError: the delta does not fit the tensors; these are lost then.
         """
-        base, threads = self.tensors, os.cpu_count() or 1
+        base, threads = self.tensors, num_cpus()
         entries = _entries(infos)
         _check_growth(place, infos, entries.values(), base)
         sources = {
@@ -163,7 +163,7 @@ class DeltaApplier:
     def digests(self) -> dict[str, str]:
         """Return the digest of every tensor by name; a known one is not computed again."""
         missing = {tensor for tensor in self.tensors.values() if tensor not in self._digests}
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(num_cpus()) as pool:
             self._digests |= zip(missing, pool.map(digest, missing), strict=True)
         return {name: self._digests[tensor] for name, tensor in self.tensors.items()}
 

@@ -8,7 +8,6 @@ base, of whatever name, needs no file; tied tensors share one entry. An anchor h
 with whole tensors only. `delta_applier` applies what is read here.
 """
 
-import os
 import reprlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ from storage.formats.safetensors import (
     to_safetensors,
 )
 from storage.formats.tensor_set import Contents
+from storage.machine.cpus import num_cpus
 from storage.records.weights import FileInfo, HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore, read_twice
 from storage.store.ordered_map import ordered_map
@@ -79,7 +79,7 @@ def write(
         for name, info in untied.items()
         if info.source and info.digest != base_infos[info.source].digest
     }
-    threads = max(1, min(os.cpu_count() or 1, memory_bytes // 2 // BLOCK_BYTES))
+    threads = max(1, min(num_cpus(), memory_bytes // 2 // BLOCK_BYTES))
     changes = deltas.encode(base, tensors, changed, threads=threads)
     return write_changes(
         folder, infos, changes, whole, write_id, bytes_max=bytes_max, memory_bytes=memory_bytes // 2

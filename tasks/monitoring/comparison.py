@@ -20,7 +20,7 @@ from storage.run.evaluations import SOLO_WORKFLOW, Evaluation
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.status import status_of
 from tasks.promotion.gate.paired_bootstrap import bootstrap_bounds
-from tasks.tracking.mlflow_client import flatten
+from tasks.recipes.stored_config import flatten
 
 CONFIDENCE = 0.95
 """Of the interval of a gain."""

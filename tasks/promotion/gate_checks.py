@@ -41,6 +41,27 @@ def faults(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
             yield ("gate", "test"), str(error)
 
 
+def without_effect(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the limits of losses that limit nothing: a data set that must gain has none."""
+    gate = config.gate
+    if gate is None or config.evaluation is None:
+        return
+    names = list(gate.datasets) or [config.evaluation.dataset]
+    gaining = gate.gaining(names)
+    if gaining in gate.max_loss_on:
+        yield (
+            ("gate", "max_loss_on", gaining),
+            f"has no effect: {gaining} must gain, by min_gain; leave it out, or name another data "
+            "set in gain_on",
+        )
+    if {gaining, *gate.max_loss_on}.issuperset(names):
+        yield (
+            ("gate", "max_loss"),
+            "has no effect: each data set must gain, by min_gain, or has its own in max_loss_on; "
+            "leave it out",
+        )
+
+
 def _names(gate: ContestConfig, evaluation: EvaluationConfig) -> Iterator[tuple[KeyPath, str]]:
     for name in gate.datasets:
         if not layout.NAME.fullmatch(name):

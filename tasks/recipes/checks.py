@@ -54,7 +54,9 @@ def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
         _names, _roles, _rewards, _engines, _trained_by, _algorithms, _groups, _sampling, _prompts,
         _gate, _models, _mirrors, _times, _placement_and_prices,
     )  # fmt: skip
-    without_effect = [Problem(path, why) for path, why in schema.without_effect(written).items()]
+    without_effect = [
+        Problem(path, why) for path, why in schema.without_effect(written, config).items()
+    ]
     return [*without_effect, *(problem for check in checks for problem in check(config))]
 
 

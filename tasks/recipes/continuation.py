@@ -49,7 +49,9 @@ def continuation(
             settings["train"]["reference"]["version"] = 0
     data["steps"], data["seed"] = steps, (config.seed + 1) % SEEDS
     data["data"]["start"] = prompts_end(run)
-    for path in schema.without_effect(data):  # defaults that a stored recipe has written out
+    for path in schema.without_effect(
+        data, config
+    ):  # defaults that a stored recipe has written out
         _remove(data, path)
     return data
 

@@ -90,8 +90,6 @@ def faults(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     at: KeyPath = ("rollout", "engine")
     if engine.devices:
         yield from _number_of_gpus((*at, "devices"), engine.devices, config)
-    if engine.devices and engine.name == "sglang" and engine.sglang.urls:
-        yield (*at, "devices"), "has no effect with sglang.urls; leave it out"
     if config.evaluation is not None and config.evaluation.devices:
         path: KeyPath = ("evaluation", "devices")
         if engine.device != "cuda":

@@ -91,15 +91,15 @@ class TrackingConfig(Frozen):
     """MLflow."""
 
     enabled: bool = True
-    experiment: str = "astraflow"
-    interval_s: Seconds = 15.0
+    experiment: Annotated[str, OnlyWith("enabled", True)] = "astraflow"
+    interval_s: Annotated[Seconds, OnlyWith("enabled", True)] = 15.0
     """Pause between two polls for new metrics. MLflow spends less on one large request than on many
     small ones.
     """
-    register_models: bool = True
+    register_models: Annotated[bool, OnlyWith("enabled", True, then=False)] = True
     """Register each policy's final weights as a model version."""
     registered_weights: Annotated[
-        Literal["copy", "reference"], OnlyWith("register_models", True)
+        Literal["copy", "reference"], OnlyWith("enabled", True), OnlyWith("register_models", True)
     ] = "copy"
     """`copy`: MLflow's artifacts have the weights. `reference`: they stay in the run's store, from
     which MLflow loads them.
@@ -179,9 +179,9 @@ class RunConfig(Frozen):
     budget: BudgetConfig = BudgetConfig()
     log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
     """The least severe records of AstraFlow in Prefect's logs."""
-    log_every_s: Seconds = 60.0
+    log_every_s: Annotated[Seconds, OnlyWith("log_level", ("DEBUG", "INFO"))] = 60.0
     """Longest time between two lines about the progress of a service, at level INFO."""
-    log_every_steps: Steps = 10
+    log_every_steps: Annotated[Steps, OnlyWith("log_level", ("DEBUG", "INFO"))] = 10
     """A trainer also writes such a line after this number of steps."""
 
     @model_validator(mode="before")

@@ -11,13 +11,15 @@ A path has the keys of a recipe, without the tags that pydantic adds to the loca
 
 import types
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, NamedTuple, TypeAlias, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from storage.config_model import OnlyWith
+from storage.config_model import OnlyWith, no_effect
 from storage.config_union import Choice, choice_of
+from tasks.promotion import gate_checks
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.yaml_file import KeyPath
 
@@ -29,6 +31,14 @@ class Items(NamedTuple):
 
 
 Kind: TypeAlias = type[BaseModel] | Choice | Items | None
+
+_IN_ORDER = {"seed": (OnlyWith("builtin"),)}
+"""Held-out prompts are played in the order of their source: a seed only generates them."""
+MARKS_OF_PLACES: Mapping[KeyPath, Mapping[str, tuple[OnlyWith, ...]]] = {
+    ("evaluation", "prompts"): _IN_ORDER,
+    ("gate", "datasets", "NAME"): _IN_ORDER,
+}
+"""Place → field → marks that it has there only; its model is used in other places, too."""
 
 
 class Foreign(NamedTuple):
@@ -51,27 +61,31 @@ def foreign(data: Mapping[str, Any]) -> list[Foreign]:
     Example: `clip_low` of `loss: {name: m2po, clip_low: 0.2}`.
     """
     return [
-        Foreign((*path, key), section, key, _no_effect(kind.selector.setting_in(section), remedy))
+        Foreign((*path, key), section, key, no_effect(f"with {selected}", f"set {remedy}"))
         for path, kind, section in _sections(data, RunConfig, ())
         if isinstance(kind, Choice) and (tag := kind.selector(section)) in kind.variants
         for key, tags in kind.foreign_fields(str(tag)).items()
         if key in section
+        for selected in [kind.selector.setting_in(section)]
         for remedy in [" or ".join(map(kind.selector.setting_for, tags))]
     ]
 
 
-def without_effect(data: Mapping[str, Any]) -> dict[KeyPath, str]:
-    """Return settings that have no effect without another one (`OnlyWith`): path → reason."""
+def without_effect(data: Mapping[str, Any], config: RunConfig) -> dict[KeyPath, str]:
+    """Return settings that others leave without an effect (`OnlyWith`): path → reason.
+
+    `config` is `data`, validated, with the defaults.
+    """
     problems: dict[KeyPath, str] = {}
     for path, kind, section in _sections(data, RunConfig, ()):
+        read = partial(_value_in, config, path)
         for model in _models(kind, section)[:1]:
-            for key, condition in _conditions(model).items():
-                value = section.get(condition.key, model.model_fields[condition.key].default)
-                if section.get(key) is not None and not condition.is_met({condition.key: value}):
-                    problems[*path, key] = _no_effect(
-                        f"{condition.key}: {value}", condition.setting
-                    )
-    return problems
+            for key, mark in _marks(model, path):
+                value = section.get(key)
+                if value is not None and value != mark.then and not mark.is_met(read):
+                    problems.setdefault((*path, key), mark.why(read))
+    of_gate = gate_checks.without_effect(config)
+    return problems | {path: why for path, why in of_gate if path[-1] in _at(data, path[:-1])}
 
 
 def overruled(data: Mapping[str, Any], path: KeyPath, above: Mapping[str, Any]) -> set[str]:
@@ -87,10 +101,12 @@ def overruled(data: Mapping[str, Any], path: KeyPath, above: Mapping[str, Any]) 
         tag = kind.selector.explicit_tag(above)
         if tag is not None and tag in kind.variants:
             keys |= kind.foreign_fields(tag).keys()
-    merged = {key: value for key, value in below.items() if key not in keys} | dict(above)
+    merged = _merged({key: value for key, value in below.items() if key not in keys}, above)
     for model in _models(kind, merged)[:1]:
-        for key, condition in _conditions(model).items():
-            if condition.key in above and not condition.is_met(merged):
+        read = partial(_written, model, merged)
+        for key, mark in _marks(model, path):
+            changes = any(_has(above, other) or other in keys for other in mark.keys)
+            if changes and not mark.is_met(read):
                 keys.add(key)
     return keys & below.keys()
 
@@ -198,17 +214,59 @@ def _kind(annotation: Any, metadata: tuple[Any, ...] = ()) -> Kind:
     return None
 
 
-def _conditions(model: type[BaseModel]) -> dict[str, OnlyWith]:
-    return {
-        name: data
-        for name, info in model.model_fields.items()
-        for data in info.metadata
-        if isinstance(data, OnlyWith)
-    }
+def _marks(model: type[BaseModel], path: KeyPath) -> Iterator[tuple[str, OnlyWith]]:
+    """Yield the marks of the fields of a model at `path`."""
+    for name, info in model.model_fields.items():
+        for data in info.metadata:
+            if isinstance(data, OnlyWith):
+                yield name, data
+    for place, marks in MARKS_OF_PLACES.items():
+        if len(place) == len(path) and all(
+            part in ("NAME", at) for part, at in zip(place, path, strict=True)
+        ):
+            yield from ((name, mark) for name, given in marks.items() for mark in given)
 
 
-def _no_effect(selected: str, remedy: str) -> str:
-    return f"has no effect with {selected}; leave it out, or set {remedy}"
+def _value_in(config: RunConfig, path: KeyPath, key: str) -> Any:
+    """Return the value of a dotted key of the section at `path`; None where it has no such key."""
+    value: Any = config
+    for part in (*path, *key.split(".")):
+        value = getattr(value, part, None) if isinstance(value, BaseModel) else _item(value, part)
+    return value
+
+
+def _written(model: type[BaseModel], section: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key of a section that is not validated, or its default."""
+    first, _, rest = key.partition(".")
+    info = model.model_fields.get(first)
+    value = section.get(first, None if info is None else info.default)
+    if not rest or info is None:
+        return value
+    if isinstance(value, BaseModel):
+        return getattr(value, rest, None)
+    inner = value if isinstance(value, Mapping) else {}
+    return next(
+        (_written(each, inner, rest) for each in _models(_kind_of_field(info), inner)), None
+    )
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            value = _merged(old, value)
+        merged[key] = value
+    return merged
+
+
+def _has(section: Any, key: str) -> bool:
+    """Return whether a section has a dotted key."""
+    for part in key.split("."):
+        if not isinstance(section, Mapping) or part not in section:
+            return False
+        section = section[part]
+    return True
 
 
 def _at(data: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:

@@ -10,6 +10,8 @@ variants:
 """
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -79,3 +81,17 @@ def config_of(config: Json, run: ObjectStore) -> RunConfig:
             "use the release that made the run"
         )
     return validated
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested settings into dotted ones. Example: `{"a": {"b": 1}}` → `{"a.b": 1}`; lists
+    stay whole.
+    """
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= (
+            flatten(item, f"{prefix}{key}.")
+            if isinstance(item, Mapping) and item
+            else {f"{prefix}{key}": item}
+        )
+    return flat

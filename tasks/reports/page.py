@@ -26,14 +26,13 @@ from tasks.monitoring.status import status_of
 from tasks.monitoring.status_schema import Status, continues
 from tasks.monitoring.training_curves import History, read_history
 from tasks.recipes.run_config import RunConfig
-from tasks.recipes.stored_config import read_config
+from tasks.recipes.stored_config import flatten, read_config
 from tasks.reports import figures, ledgers, mismatch
 from tasks.reports.episode_samples import EpisodeSample, answering_policy, sample_episodes
 from tasks.reports.figures import Figure
 from tasks.reports.shard_log import ShardLog, read_shard_log
 from tasks.reports.templates import clock_time, duration, template
 from tasks.reports.words import WORDS, ScoreNames
-from tasks.tracking.mlflow_client import flatten
 
 log = logging.getLogger(__name__)
 

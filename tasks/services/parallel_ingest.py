@@ -15,7 +15,6 @@ configuration.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from data_ops.config import DataConfig
 from data_ops.dataflow.ingest_transfer import IngestedShards
 from data_ops.dataflow.shard_ingest import IngestedShard, ingest_shard
 from data_ops.dataflow.vocabulary import VocabSizes
+from storage.machine.cpus import num_cpus
 from storage.records.batches import Batch
 from storage.run import batches, runs
 from storage.store.object_store import ObjectStore, open_store
@@ -47,7 +47,7 @@ TASK_SECONDS_MIN = 0.1
 """Shards are not divided into shorter tasks, of which Prefect's share would be over a tenth."""
 TASKS_PER_CPU = 2
 """Tasks that a CPU has of one division: shards of unequal length are balanced by the second."""
-NUM_CPUS = os.cpu_count() or 1
+NUM_CPUS = num_cpus()
 RUNS_OPEN_MAX = 8
 """Runs that one worker process keeps open."""
 

@@ -10,12 +10,15 @@ from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTa
 
 from data_ops.config import DaskRunner, ProcessRunner, RayRunner, TaskRunnerConfig
 from storage.errors import ConfigError
+from storage.machine.cpus import num_cpus
 
 
 def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
     """Return the task runner, not yet started. ConfigError when its package is not installed."""
     if isinstance(config, ProcessRunner):
-        return ProcessPoolTaskRunner(max_workers=config.workers, initializer=exit_with_parent)
+        return ProcessPoolTaskRunner(
+            max_workers=config.workers or num_cpus(), initializer=exit_with_parent
+        )
     if isinstance(config, DaskRunner):
         try:
             from prefect_dask.task_runners import DaskTaskRunner

@@ -73,7 +73,7 @@ def fair_share() -> float:
     """Estimate the share of a core that each running process gets: 1 on an idle machine, 0.05 for
     40 processes on two cores.
     """
-    cores = os.cpu_count() or 1
+    cores = os.cpu_count() or 1  # of the machine, as the load is
     return min(1.0, cores / max(1.0, os.getloadavg()[0]))
 
 

@@ -274,20 +274,6 @@ def model_name(experiment: str, policy: str) -> str:
     return re.sub("[/:]", "-", f"{experiment}-{policy}")
 
 
-def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings into dotted ones. Example: `{"a": {"b": 1}}` → `{"a.b": 1}`; lists
-    stay whole.
-    """
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat |= (
-            flatten(item, f"{prefix}{key}.")
-            if isinstance(item, Mapping) and item
-            else {f"{prefix}{key}": item}
-        )
-    return flat
-
-
 def _artifacts_of(uri: str) -> str | None:
     """Return the artifact folder, which is beside a database file; None lets a server choose."""
     if not uri.startswith("sqlite:///"):

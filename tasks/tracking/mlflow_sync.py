@@ -29,7 +29,7 @@ from storage.weights import manifests
 from tasks.monitoring.status import region_rates
 from tasks.monitoring.training_curves import read_steps
 from tasks.recipes.run_config import RunConfig
-from tasks.recipes.stored_config import read_config
+from tasks.recipes.stored_config import flatten, read_config
 from tasks.tracking.evaluation_traces import EvaluationTraces
 from tasks.tracking.loadable_models import loadable_model
 from tasks.tracking.mlflow_client import (
@@ -41,7 +41,6 @@ from tasks.tracking.mlflow_client import (
     VERSION_TAG,
     Board,
     Point,
-    flatten,
 )
 from tasks.tracking.system_metrics import machine_points
 from tasks.tracking.window_inputs import dataset_inputs

@@ -24,6 +24,7 @@ from deployments.stack.state import MLFLOW, SERVER
 from deployments.stack.up_down import reachable
 from deployments.watchdog import restarts
 from storage.errors import AstraFlowError, ConfigError
+from storage.machine.cpus import num_cpus
 from storage.store import addresses
 from trainer import cpu_bf16
 
@@ -104,9 +105,7 @@ def _packages() -> Iterator[Check]:
 
 
 def _cores() -> Check:
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    count = num_cpus()
     if count >= CORES_MIN:
         return Check("cores", "ok", str(count))
     return Check(

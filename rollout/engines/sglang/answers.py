@@ -87,17 +87,21 @@ def read_answer(
     limit: int,
     engine_id: str,
     adapter_version: int | None = None,
+    *,
+    vocab: int,
 ) -> Generation:
     """Return the answer as `Generation`.
 
-    `adapter_version` is that of the adapter which the request named; it sampled every token.
+    Args:
+        adapter_version: that of the adapter which the request named; it sampled every token.
+        vocab: number of tokens that the model has.
 
     Raises:
         EngineFailedError: the answer is not one to this request, or other weights sampled it.
     """
     try:
         info = answer["meta_info"]
-        tokens = _tokens(answer["output_ids"])
+        tokens = _tokens(answer["output_ids"], vocab)
         reason = str(info["finish_reason"]["type"])
         if reason == "abort" and not len(tokens):
             return aborted()
@@ -125,10 +129,15 @@ def read_answer(
     return Generation(tokens, logprobs, spans, reason)  # type: ignore[arg-type]  # checked above
 
 
-def _tokens(ids: Any) -> "np.ndarray[Any, Any]":
-    """Return the ids as int32 [L]; ValueError when they are not whole numbers from 0."""
-    if not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
-        raise ValueError("its tokens are not a list of whole numbers from 0")
+def _tokens(ids: Any, vocab: int) -> "np.ndarray[Any, Any]":
+    """Return the ids as int32 [L]; ValueError when they are not tokens of the model."""
+    if not isinstance(ids, list) or not all(
+        type(each) is int and 0 <= each < vocab for each in ids
+    ):
+        raise ValueError(
+            f"its tokens are not a list of whole numbers from 0 to {vocab - 1}, the last token of "
+            "config.json's vocab_size"
+        )
     return np.array(ids, dtype=np.int32)
 
 

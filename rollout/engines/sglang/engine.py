@@ -226,7 +226,7 @@ class SglangRolloutEngine:
                 self._idle.set()
         server.answered()
         by_adapter = adapter.version if adapter else None
-        return read_answer(answer, sampling, limit, self._servers.id, by_adapter)
+        return read_answer(answer, sampling, limit, self._servers.id, by_adapter, vocab=self._vocab)
 
     async def _load(
         self,

@@ -1,5 +1,6 @@
 """The settings of the gate."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field, model_validator
@@ -39,6 +40,10 @@ class GateConfig(Frozen):
                 "test.resamples higher"
             )
         return self
+
+    def gaining(self, datasets: Sequence[str]) -> str:
+        """Return which of these data sets must gain: a single one, or `gain_on`."""
+        return datasets[0] if self.gain_on == POOLED and len(datasets) == 1 else self.gain_on
 
     def allowed_loss(self, dataset: str) -> float:
         """Return the allowed loss of a data set."""

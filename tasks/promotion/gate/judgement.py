@@ -38,7 +38,7 @@ def judge(outcomes: Sequence[PairedOutcomes], config: GateConfig) -> GateVerdict
     """
     means = _means_by_dataset(outcomes)
     _check_names(means, config)
-    gains_on = next(iter(means)) if config.gain_on == POOLED and len(means) == 1 else config.gain_on
+    gains_on = config.gaining(list(means))
     if gains_on == POOLED:
         means[POOLED] = pooled(list(means.values()))
     test = config.test.make("gate.test")

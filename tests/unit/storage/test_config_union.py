@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 import pytest
 from pydantic import BaseModel, Discriminator, Tag, TypeAdapter, ValidationError
 
-from storage.config_model import Frozen, OnlyWith
+from storage.config_model import ABSENT, Frozen, OnlyWith
 from storage.config_union import ByKey, ByName, ByPath, choice_of, variants
 
 
@@ -160,31 +160,41 @@ def test_a_selector_returns_the_setting_for_a_variant() -> None:
     assert ByKey(("path", "url")).setting_for("url") == "url"
 
 
-def test_a_marked_field_has_an_effect_with_one_or_any_value() -> None:
+def test_a_marked_field_has_an_effect_with_one_any_or_no_value() -> None:
     constant, tokens = OnlyWith("aggregate", "constant"), OnlyWith("tokens")
-    assert [constant.is_met({"aggregate": value}) for value in ("constant", "mean", None)] == [
+    without = OnlyWith("tokens", ABSENT)
+    assert [constant.is_met({"aggregate": value}.get) for value in ("constant", "mean", None)] == [
         True,
         False,
         False,
     ]
-    assert [tokens.is_met({"tokens": value}) for value in (3, 0, "", None)] == [
-        True,
-        False,
-        False,
-        False,
-    ]
-    assert not constant.is_met({})
-    assert not tokens.is_met({})
-    assert (constant.setting, tokens.setting) == ("aggregate: constant", "tokens")
+    for value, is_given in ((3, True), (0, False), ("", False), ((), False), (None, False)):
+        assert tokens.is_met({"tokens": value}.get) is is_given
+        assert without.is_met({"tokens": value}.get) is not is_given
+    assert not constant.is_met({}.get)
+    assert constant.why({"aggregate": "mean"}.get) == (
+        "has no effect with aggregate: mean; leave it out, or set aggregate: constant"
+    )
+    assert tokens.why({}.get) == "has no effect without tokens; leave it out, or set tokens"
+    assert without.why({"tokens": 3}.get) == (
+        "has no effect with tokens; leave it out, or leave tokens out"
+    )
 
 
 def test_a_marked_field_may_have_an_effect_with_several_values() -> None:
     either = OnlyWith("lr_schedule", ("linear", "cosine"))
     assert [
-        either.is_met({"lr_schedule": value}) for value in ("linear", "cosine", "constant")
-    ] == [
-        True,
-        True,
-        False,
-    ]
-    assert either.setting == "lr_schedule: linear or cosine"
+        either.is_met({"lr_schedule": value}.get) for value in ("linear", "cosine", "constant")
+    ] == [True, True, False]
+    assert either.why({"lr_schedule": "constant"}.get).endswith("set lr_schedule: linear or cosine")
+
+
+def test_a_mark_may_count_with_one_value_of_a_third_field_only() -> None:
+    mark = OnlyWith("device", "cpu", where=OnlyWith("name", "sglang"))
+    assert list(mark.keys) == ["name", "device"]
+    assert mark.is_met({"name": "torch", "device": "cuda"}.get)
+    assert mark.is_met({"name": "sglang", "device": "cpu"}.get)
+    assert not mark.is_met({"name": "sglang", "device": "cuda"}.get)
+    assert mark.why({"name": "sglang", "device": "cuda"}.get) == (
+        "has no effect with device: cuda and name: sglang; leave it out, or set device: cpu"
+    )

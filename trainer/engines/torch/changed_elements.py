@@ -11,7 +11,6 @@ the new ones. Bits are compared as integers, so NaN and −0.0 need no exception
 its `Difference`, so publishing does not compare it again. Runs on any torch device.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from storage.machine.cpus import num_cpus
 from storage.records.weights import HostTensor
 from storage.weights.codec import deltas
 from trainer.engines.torch.host_tensors import DTYPES, NAMES, to_host
@@ -101,7 +101,7 @@ class DeviceScan:
             return last.host
         all_positions, all_deltas = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
         unsigned = all_deltas.view(f"u{dtype.itemsize}")
-        return deltas.moved(last.host, all_positions, unsigned, threads=os.cpu_count() or 1)
+        return deltas.moved(last.host, all_positions, unsigned, threads=num_cpus())
 
 
 def changes(

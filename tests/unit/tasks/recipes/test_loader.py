@@ -396,8 +396,8 @@ def test_a_setting_without_effect_of_a_base_is_refused_with_its_line(tmp_path: P
 def test_the_place_of_registered_weights_is_refused_where_no_model_is_registered() -> None:
     where = "tracking: {register_models: false"
     assert error_of(f"{RECIPE}{where}, registered_weights: reference}}\n").endswith(
-        "tracking.registered_weights: has no effect with register_models: False; leave it out, or "
-        "set register_models: True"
+        "tracking.registered_weights: has no effect with register_models: false; leave it out, or "
+        "set register_models: true"
     )
     assert load(f"{RECIPE}{where}}}\n").tracking.registered_weights == "copy"
 

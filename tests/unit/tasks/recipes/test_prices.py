@@ -103,5 +103,5 @@ def test_a_price_of_what_the_run_does_not_have_is_refused(key: str) -> None:
 
 
 def test_prices_without_a_limit_of_the_cost_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"budget\.price_per_hour: has no effect with cost: None"):
+    with pytest.raises(ConfigError, match=r"budget\.price_per_hour: has no effect without cost"):
         loaded(hours=1, price_per_hour=PRICES)

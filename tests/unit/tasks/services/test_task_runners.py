@@ -278,6 +278,15 @@ def test_threads_and_processes_need_no_extra() -> None:
     assert processes._max_workers == 3
 
 
+def test_there_is_a_worker_process_for_each_cpu_that_the_dataflow_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
+    processes = make_task_runner(ProcessRunner())
+    assert isinstance(processes, ProcessPoolTaskRunner)
+    assert processes._max_workers == 1
+
+
 def test_a_worker_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(

@@ -8,7 +8,8 @@ import pytest
 from storage import layout
 from storage.errors import ConfigError
 from storage.records.progress import RolloutProgress
-from tasks.tracking.mlflow_client import PARENT, Board, flatten
+from tasks.recipes.stored_config import flatten
+from tasks.tracking.mlflow_client import PARENT, Board
 from tasks.tracking.mlflow_sync import Tracker, tracking_uri
 from tests.support.runs.small_run import RECIPE, RUN_ID, SmallRun
 

@@ -2,11 +2,19 @@ from typing import Any
 
 import pytest
 
-from rollout.engines.engine import EngineFailedError, SamplingParams
-from rollout.engines.sglang.answers import read_answer, request_body
+from rollout.engines.engine import EngineFailedError, Generation, SamplingParams
+from rollout.engines.sglang import answers
+from rollout.engines.sglang.answers import request_body
 from storage.errors import ConfigError
 
 SAMPLED = SamplingParams(max_new_tokens=4, stop_ids=(2,))
+VOCAB = 8
+
+
+def read_answer(
+    answer: dict[str, Any], sampling: SamplingParams, limit: int, engine_id: str
+) -> Generation:
+    return answers.read_answer(answer, sampling, limit, engine_id, vocab=VOCAB)
 
 
 def answer(**changes: Any) -> dict[str, Any]:
@@ -67,6 +75,10 @@ def test_an_answer_without_spans_has_one_version() -> None:
         ({"finish_reason": None}, "not one"),
         ({"output_ids": []}, "other tokens"),
         ({"output_ids": [7, 2**40]}, "not one"),
+        (
+            {"output_ids": [8, 2], "output_token_logprobs": [[-0.5, 8, None], [-1.5, 2, None]]},
+            "whole numbers from 0 to 7",
+        ),
         ({"output_ids": [7, -2]}, "whole numbers"),
         ({"output_token_logprobs": [[-1e39, 7, None], [-1.5, 2, None]]}, "log-probabilities"),
         (
@@ -80,7 +92,9 @@ def test_an_answer_that_cannot_be_true_is_refused(changes: dict[str, Any], messa
         read_answer(answer(**changes), SAMPLED, 4, "abc")
 
 
-@pytest.mark.parametrize("ids", [[7.9, 2], ["7", "2"], [[7], [2]], [True, 2], [-7, 2], {"7": 2}])
+@pytest.mark.parametrize(
+    "ids", [[7.9, 2], ["7", "2"], [[7], [2]], [True, 2], [-7, 2], [8, 2], {"7": 2}]
+)
 def test_tokens_that_are_no_ids_are_refused_where_no_log_probability_shows_it(ids: Any) -> None:
     greedy = SamplingParams(temperature=0, stop_ids=(2,))
     with pytest.raises(EngineFailedError, match="whole numbers"):
