@@ -2,18 +2,19 @@
 
     store ──status──▶ links (MLflow, store, report), one progress bar a policy, the members' table
 
-Prefect shows them in the tab "Artifacts" of the supervisor's flow run. They are for people: an
-error is logged once, and changes nothing in the run.
+Prefect shows them in the tab "Artifacts" of the supervisor's flow run. They are for people: one
+that fails is logged once, and changes nothing in the run or in the other artifacts.
 """
 
 import asyncio
 import json
 import logging
-import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect.artifacts import (
     acreate_link_artifact,
     acreate_progress_artifact,
@@ -25,6 +26,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 
 from storage import layout
 from storage.store.object_store import ObjectStore
+from tasks.artifact_keys import artifact_key
 from tasks.monitoring.status import MemberStatus, PolicyStatus, status_of
 from tasks.terminal_text import one_line
 
@@ -51,26 +53,61 @@ class LiveArtifacts:
         """Policy → what its progress artifact shows."""
         self._rows: list[dict[str, Any]] = []
         """What the members' table shows."""
-        self._logged_failure = False
+        self._failing: set[str] = set()
+        """What could not be shown in the last update; it was logged."""
 
     async def update(self) -> None:
-        """Create what is missing, and update what has changed."""
+        """Create what is missing, and update what has changed.
+
+        While Prefect's server does not answer, the first failure ends the update.
+        """
         try:
-            await self._link("store", self._run.address, "Objects of the run")
-            report = f"{self._run.url}/{layout.REPORT}"
-            await self._link("report", report, "Report, written when the run ends")
-            if (page := self._page()) is not None:
-                await self._link("mlflow", page, "MLflow: metrics, models, report")
-            seen = await asyncio.to_thread(status_of, self._run)
-            for policy, found in seen.policies.items():
-                await self._progress(policy, found)
-            await self._members([_row(member) for member in seen.members])
+            await self._update()
+        except httpx.TransportError:
+            self._note_failure("server")
+        else:
+            self._failing.discard("server")
+
+    async def _update(self) -> None:
+        report = f"{self._run.url}/{layout.REPORT}"
+        await self._attempt(
+            "store", lambda: self._link("store", self._run.address, "Objects of the run")
+        )
+        await self._attempt(
+            "report", lambda: self._link("report", report, "Report, written when the run ends")
+        )
+        await self._attempt("mlflow", self._mlflow)
+        await self._attempt("status", self._status)
+
+    async def _mlflow(self) -> None:
+        if (page := self._page()) is not None:
+            await self._link("mlflow", page, "MLflow: metrics, models, report")
+
+    async def _status(self) -> None:
+        seen = await asyncio.to_thread(status_of, self._run)
+        for policy, found in seen.policies.items():
+            await self._attempt(f"progress of {policy}", partial(self._progress, policy, found))
+        rows = [_row(member) for member in seen.members]
+        await self._attempt("members", lambda: self._members(rows))
+
+    async def _attempt(self, what: str, show: Callable[[], Awaitable[None]]) -> None:
+        """Show one artifact; a failure does not affect the others."""
+        try:
+            await show()
+        except httpx.TransportError:
+            raise
         except Exception:  # Prefect's client and the store may raise anything
-            if not self._logged_failure:
-                log.exception("Prefect's artifacts are not up to date; the run is not affected")
-            self._logged_failure = True
-            return
-        self._logged_failure = False
+            self._note_failure(what)
+        else:
+            self._failing.discard(what)
+
+    def _note_failure(self, what: str) -> None:
+        """Log the exception, unless it failed in the last update, too."""
+        if what not in self._failing:
+            log.exception(
+                "Prefect's artifacts are not up to date (%s); the run is not affected", what
+            )
+        self._failing.add(what)
 
     async def _link(self, key: str, address: str, description: str) -> None:
         if key not in self._links:
@@ -78,7 +115,7 @@ class LiveArtifacts:
             self._links.add(key)
 
     async def _progress(self, policy: str, found: PolicyStatus) -> None:
-        key = f"progress-{re.sub(r'[^a-z0-9]', '-', policy.lower())}"
+        key = artifact_key("progress", policy)
         percent = 100.0 * min(found.step, found.steps) / found.steps
         text = _words(policy, found)
         if self._shown.get(policy) == (percent, text):

@@ -12,6 +12,7 @@ from storage import layout
 from storage.records.promotions import GateRow, PromotionDecision
 from storage.run import runs
 from storage.store.object_store import ObjectStore
+from tasks.artifact_keys import artifact_key
 from tasks.events.run_events import RUN_RESOURCE
 from tasks.recipes.stored_config import read_config
 from tasks.services.prefect_settings import COMMAND, client_of, import_prefect
@@ -50,7 +51,7 @@ def to_prefect(store: ObjectStore, decision: PromotionDecision, api_url: str) ->
     The event has an id that follows from the decision, so that a second one is the same event.
     Raises an error of Prefect's client when the server does not answer.
     """
-    key = f"promotion-{''.join(c if c.isalnum() else '-' for c in decision.name.lower())}"
+    key = artifact_key("promotion", decision.name)
     with client_of(api_url, COMMAND) as client:
         client.create_artifact(_artifact(key, decision))
         from prefect.events import emit_event

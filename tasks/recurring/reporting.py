@@ -17,6 +17,7 @@ from typing import Any
 from storage import layout
 from storage.records.nights import NightOutcome
 from storage.store.object_store import ObjectStore
+from tasks.artifact_keys import artifact_key
 from tasks.recipes.run_config import RunConfig
 from tasks.recurring import history
 from tasks.recurring.history import NightHistory, NightRow
@@ -120,10 +121,9 @@ def _to_prefect(store: ObjectStore, stored: NightHistory, outcome: NightOutcome)
     from prefect.artifacts import create_markdown_artifact
     from prefect.events import emit_event
 
-    key = f"nights-{re.sub(r'[^a-z0-9]', '-', stored.name.lower())}"
     address = f"{store.url}/{layout.nights_report(stored.name)}"
     made: Any = create_markdown_artifact(
-        key=key,
+        key=artifact_key("nights", stored.name),
         markdown=f"# {escaped(stored.name)}\n\n{table(stored)}\n\nPage: `{address}`",
         description=f"Nights of {stored.name}",
     )

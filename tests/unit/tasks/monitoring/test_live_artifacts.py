@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
@@ -113,24 +114,50 @@ def test_artifacts_are_created_once_and_updated_in_place(monkeypatch: pytest.Mon
     ]
 
 
+def _away(*_: Any, **__: Any) -> Any:
+    raise httpx.ConnectError("no server")
+
+
+def _refused(*_: Any, **__: Any) -> Any:
+    raise ValueError("refused")
+
+
 def test_what_cannot_be_shown_is_logged_once_and_shown_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = SmallRun("live-away")
     live = LiveArtifacts(run.run, lambda: None)
 
-    async def unreachable(*_: Any, **__: Any) -> None:
-        raise ConnectionError("no server")
-
     async def go_on() -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(live_artifacts, "acreate_link_artifact", unreachable)
-            await live.update()
-            await live.update()
+        for fails in (_away, _refused):
+            with monkeypatch.context() as patch:
+                patch.setattr(live_artifacts, "acreate_link_artifact", fails)
+                await live.update()
+                await live.update()
         await live.update()
 
     found = in_flow(go_on)
-    assert [each.message for each in caplog.records].count(
-        "Prefect's artifacts are not up to date; the run is not affected"
-    ) == 1
+    logged = [each.message for each in caplog.records if "not up to date" in each.message]
+    assert logged == [
+        f"Prefect's artifacts are not up to date ({what}); the run is not affected"
+        for what in ("server", "store", "report")
+    ]
     assert {"store", "report"} <= {each.key for each in found}
+
+
+def test_one_artifact_that_fails_does_not_prevent_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = SmallRun("live-refused")
+    run.beat("rollout", "rollout-x-0", NOW_S, region="x")
+    create_progress = live_artifacts.acreate_progress_artifact
+
+    async def picky(percent: float, key: str, description: str) -> Any:
+        if key == "progress-solver":
+            raise ValueError("refused")
+        return await create_progress(percent, key, description=description)
+
+    monkeypatch.setattr(live_artifacts, "acreate_link_artifact", _refused)
+    monkeypatch.setattr(live_artifacts, "acreate_progress_artifact", picky)
+    live = LiveArtifacts(run.run, lambda: PAGE)
+    assert {each.key for each in in_flow(live.update)} == {"progress-verifier", "members"}

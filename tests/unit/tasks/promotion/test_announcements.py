@@ -121,7 +121,7 @@ def test_prefect_gets_an_artifact_and_an_event_of_the_decision(
         )
     path, artifact = server.received[0]
     assert path == "/api/artifacts/"
-    assert (artifact["key"], artifact["type"]) == ("promotion-tiny-1-7b", "markdown")
+    assert (artifact["key"], artifact["type"]) == ("promotion-tiny-1-7b-afaa17c8", "markdown")
     assert artifact["data"] == announcements.page(DECISION)
     first, second = emitted
     assert first.event == "astraflow.promotion.rejected"
