@@ -14,6 +14,7 @@ runs/{run id}/                       models/{build digest}/          (shared by 
   heartbeats/rollout/rollout-us-east-0.json
   rounds/solver/00000003.json  00000003/{digest}.json
   tags/best.json                       nights/{name}/20260101-0200/plan.json  outcome.json
+                                                                   starts/00000001.json
   quarantine/shards/00000007.arrow + .json
 """
 
@@ -112,6 +113,11 @@ def night(name: str, night_id: str) -> str:
 
 def night_plan(name: str, night_id: str) -> str:
     return f"{night(name, night_id)}/plan.json"
+
+
+def night_start(name: str, night_id: str, number: int) -> str:
+    """Return the key of the record that a night was started again, for the `number`-th time."""
+    return f"{night(name, night_id)}/starts/{number:08d}.json"
 
 
 def night_outcome(name: str, night_id: str) -> str:

@@ -26,7 +26,7 @@ RESTART_NIGHT = "AstraFlow: restart a dead night"
 NOTIFY_FAILED = "AstraFlow: notify of a failed run"
 NOTIFY_IDLE_POOL = "AstraFlow: notify of a work pool without a worker"
 NIGHT_PAUSE_S = 30.0
-"""Pause before a dead night is started again, which nothing counts."""
+"""Pause before a dead night is started again; `tasks.recurring.restarts` limits how often."""
 
 RUN_ID = "{% for tag in flow_run.tags if tag.startswith('run:') %}{{ tag[4:] }}{% endfor %}"
 NIGHT_ID = (
@@ -68,8 +68,8 @@ def _create_or_update(client: Any, automation: Any) -> None:
 def _restarts() -> Iterator[Any]:
     """Yield the automations that start a dead supervisor again.
 
-    A supervisor has the tag `run:…` once its run has begun; before that there is nothing to
-    resume, and one that dies at every start would be started for ever.
+    A supervisor has the tag `run:…` once its run has begun, that of a night `night:…`; before that
+    there is nothing to resume, and one that dies at every start would be started for ever.
     """
     from prefect.events.actions import RunDeployment
     from prefect.events.schemas.automations import AutomationCore
@@ -91,10 +91,12 @@ def _restarts() -> Iterator[Any]:
     )
     yield AutomationCore(
         name=RESTART_NIGHT,
-        description="Starts a night again after its process was killed.",
+        description="Starts a night again after its process was killed. "
+        "A night that keeps dying without storing anything new fails.",
         tags=[TAG],
         trigger=_flow_run_trigger(
             "Crashed",
+            {"prefect.resource.role": "tag", "prefect.resource.id": "prefect.tag.night:*"},
             {"prefect.resource.role": "deployment", "prefect.resource.name": NIGHTLY},
         ),
         actions=[

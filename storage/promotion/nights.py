@@ -1,6 +1,7 @@
 """Nights of recurring trainings: a plan and an outcome each, created once.
 
     nights/{name}/20260102-0200/plan.json     what it does, written when it begins
+                                starts/00000001.json  it was started again
                                 outcome.json  how it ended; a skipped night has no plan
 
 A night with a plan and without an outcome runs, or its process died: its heartbeat, in the same
@@ -16,14 +17,14 @@ from storage import layout
 from storage.errors import UNREADABLE, ConfigError, CorruptError, NotFoundError
 from storage.formats.json_objects import seal, unseal
 from storage.plain_names import RUN_ID
-from storage.records.nights import NightOutcome, NightPlan
+from storage.records.nights import NightOutcome, NightPlan, NightStart
 from storage.store.object_store import ObjectStore, read_twice
 
 READ_THREADS = 16
 BYTES_MAX = 1_000_000
 """Limit for one record: a plan of a hundred policies has 20 kB."""
 
-Record = TypeVar("Record", NightPlan, NightOutcome)
+Record = TypeVar("Record", NightPlan, NightOutcome, NightStart)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,30 @@ def create_plan(store: ObjectStore, plan: NightPlan) -> None:
 def create_outcome(store: ObjectStore, outcome: NightOutcome) -> None:
     """Create the outcome; ConflictError when the night has one, ConfigError as `create_plan`."""
     _create(store, layout.night_outcome(outcome.name, outcome.night), outcome)
+
+
+def create_start(store: ObjectStore, start: NightStart) -> None:
+    """Create the record; ConflictError when there is one of its number."""
+    _create(store, layout.night_start(start.name, start.night, start.number), start)
+
+
+def read_starts(store: ObjectStore, name: str, night: str, newest: int) -> list[NightStart]:
+    """Read the `newest` records of the night's further starts, oldest first.
+
+    Raises CorruptError for an invalid one.
+    """
+
+    def key_of(number: int) -> str:
+        return layout.night_start(name, night, number)
+
+    numbers = layout.numbers(store.list(key_of(0).rpartition("/")[0]), key_of)[-newest:]
+    starts = []
+    for number in numbers:
+        start = _read(store, NightStart, lambda *_, n=number: key_of(n), name, night)
+        if start is not None and start.number != number:
+            raise CorruptError(f"{key_of(number)} holds start {start.number} of the night")
+        starts += [] if start is None else [start]
+    return starts
 
 
 def read_plan(store: ObjectStore, name: str, night: str) -> NightPlan | None:

@@ -69,6 +69,24 @@ class NightPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NightStart:
+    """A night was started again, because its process had ended without an outcome. Created once.
+
+    Example: `NightStart(name="tiny", night="20260102-0200", number=1, at_s=1767319500.0,
+    results=12)`.
+    """
+
+    name: RunId
+    night: RunId
+    number: Count
+    """From 1; the first start of a night has its plan instead."""
+    at_s: UnixTime
+    results: Count
+    """Objects that were stored of the night by then: versions, shards, outcomes, …"""
+    write_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NightOutcome:
     """How a night ended. Created once. Example:
     `NightOutcome(name="tiny", night="20260102-0200", end="promoted", reason="…", decision=2, …)`.

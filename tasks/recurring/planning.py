@@ -20,11 +20,12 @@ from storage.formats.json_values import storable_text
 from storage.plain_names import new_write_id
 from storage.promotion import nights, promotions
 from storage.promotion.nights import Night
-from storage.records.control import Stop
+from storage.records.control import RunEnd, Stop
 from storage.records.nights import JUDGED, NightEnd, NightOutcome, NightPlan
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.promotion import decision_log
+from tasks.recurring import restarts
 from tasks.recurring.due_time import due_s
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ def begin(
 ) -> NightPlan | NightOutcome:
     """Return the plan of a night, created now or by an earlier try; its outcome where it is over.
 
+    A night that dies again and again without storing anything new has failed.
+
     Raises:
         ConfigError: the night runs in another process, is due in more than a day, or cannot be
             stored; or the champion is not known.
@@ -75,6 +78,8 @@ def begin(
             raise ConfigError(
                 f"night {night} of {name} runs already, in another process; end that one first"
             )
+        if reason := restarts.begin_again(store, own.plan):
+            return _give_up(store, own.plan, NightEnd.FAILED, reason)
         return own.plan
     _refuse_early(night, now_s())
     if reason := _reason_to_skip(store, name, night, schedule, now_s(), pause):
@@ -171,18 +176,19 @@ def _reason_to_skip(
             continue
         if is_alive(store, name, other.id, pause):
             return f"the night {other.id} still runs"
-        _abandon(store, other.plan, night)
+        reason = f"its process ended without an outcome; night {night} found that"
+        _give_up(store, other.plan, NightEnd.ABANDONED, reason)
     return ""
 
 
-def _abandon(store: ObjectStore, plan: NightPlan, by: str) -> None:
+def _give_up(store: ObjectStore, plan: NightPlan, how: NightEnd, reason: str) -> NightOutcome:
     """End a night whose process has died. Its run's members leave when they see the stop."""
-    reason = f"its process ended without an outcome; night {by} found that"
-    log.warning("night %s of %s is abandoned: %s", plan.night, plan.name, reason)
+    log.warning("night %s of %s is %s: %s", plan.night, plan.name, how.value, reason)
     run = store.sub(layout.run_prefix(plan.run_id))
     if run.exists(layout.RUN) and runs.read_stop(run) is None:
-        runs.request_stop(run, Stop("cancelled", reason, time.time()))
-    end(store, plan.name, plan.night, NightEnd.ABANDONED, reason)
+        state: RunEnd = "failed" if how is NightEnd.FAILED else "cancelled"
+        runs.request_stop(run, Stop(state, reason, time.time()))
+    return end(store, plan.name, plan.night, how, reason)
 
 
 def _planned(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from storage.promotion import nights, promotions
-from storage.records.nights import NightEnd, NightOutcome, NightPlan
+from storage.records.nights import NightEnd, NightOutcome, NightPlan, NightStart
 from storage.records.promotions import DecisionKind, GateVerdict, Requirement, TeamVersion
 from storage.store.object_store import ObjectStore
 from tasks.recurring.due_time import due_s
@@ -77,3 +77,7 @@ def write_week(store: ObjectStore) -> None:
     )
     end(3, NightEnd.SKIPPED, "no row <b>")
     nights.create_plan(store, plan(4, 4))
+    again = NightStart(
+        name=NAME, night=NIGHTS[4], number=1, at_s=due_s(NIGHTS[4]) + 90.0, results=12
+    )
+    nights.create_start(store, again)

@@ -532,6 +532,7 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         layout.night: [],
         layout.nights_report: [layout.nights_report("NAME")],
         layout.night_plan: [layout.night_plan("NAME", "20260102-0200")],
+        layout.night_start: [layout.night_start("NAME", "20260102-0200", 7)],
         layout.night_outcome: [layout.night_outcome("NAME", "20260102-0200")],
         layout.outcomes: [layout.outcomes("NAME", "9f86")],
         layout.numbers: [],
@@ -613,6 +614,7 @@ OBJECTS = {
     "quarantine/{key}.json": "quarantine/shards/00000099.arrow.json",
     "promotions/{name}/{n:08d}.json": "../../promotions/tiny-1.7b/00000001.json",
     "nights/{name}/{night_id}/plan.json": "../../nights/tiny/20260101-0200/plan.json",
+    "nights/{name}/{night_id}/starts/{n:08d}.json": "../../nights/tiny/20260105-0200/starts/00000001.json",
     "nights/{name}/{night_id}/outcome.json": "../../nights/tiny/20260101-0200/outcome.json",
     "promotions/{name}/outcomes/{digest}.arrow": f"../../{outcomes.key('tiny-1.7b', CONDITIONS)}",
 }
@@ -700,7 +702,7 @@ def test_the_examples_of_the_page_have_correct_checksums() -> None:
         json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
     ]
     told = [example for example in examples if "checksum" in example]
-    assert len(told) == 13
+    assert len(told) == 14
     for example in told:
         zeroed = json.dumps({**example, "checksum": "0" * 32}, separators=(",", ":")).encode()
         assert xxhash.xxh3_128_hexdigest(zeroed) == example["checksum"]

@@ -10,13 +10,14 @@ from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError
 from storage.promotion import nights, promotions
 from storage.records.control import Stop
-from storage.records.nights import NightEnd, NightOutcome, NightPlan
+from storage.records.nights import NightEnd, NightOutcome, NightPlan, NightStart
 from storage.records.promotions import DecisionKind
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.recurring import planning
 from tasks.recurring.due_time import due_s
 from tasks.recurring.planning import Schedule
+from tasks.recurring.restarts import RESTARTS_MAX
 from tests.support.patience import until
 from tests.support.runs import promotable
 
@@ -215,3 +216,78 @@ def test_nothing_begins_while_the_champion_is_unknown(memory_store: ObjectStore)
     with pytest.raises(ConfigError, match="the champion of tiny is not known"):
         begin(memory_store, FIRST)
     assert nights.read_plan(memory_store, "tiny", FIRST) is None
+
+
+def test_a_night_that_keeps_dying_without_storing_anything_has_failed(
+    memory_store: ObjectStore,
+) -> None:
+    plan = planned(memory_store, FIRST)
+    run = runs.create_run(memory_store, plan.run_id, {})
+    for _ in range(RESTARTS_MAX):
+        assert begin(memory_store, FIRST) == plan
+    outcome = begin(memory_store, FIRST)
+    assert isinstance(outcome, NightOutcome)
+    assert outcome.end is NightEnd.FAILED
+    assert "started again 5 times in a row without storing anything new" in outcome.reason
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert (stop.state, stop.reason) == ("failed", outcome.reason)
+    assert begin(memory_store, FIRST) == outcome
+    assert planned(memory_store, SECOND).number == 1, "the next night goes on"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "runs/tiny-{night}/shards/00000000.arrow",
+        "runs/tiny-{night}/weights/solver/00000001/manifest.json",
+        "promotions/tiny/outcomes/5f.arrow",
+    ],
+)
+def test_a_night_that_stores_something_new_may_die_again(
+    memory_store: ObjectStore, key: str
+) -> None:
+    plan = planned(memory_store, FIRST)
+    for _ in range(RESTARTS_MAX):
+        assert begin(memory_store, FIRST) == plan
+    memory_store.put(key.format(night=FIRST), b"")
+    for _ in range(RESTARTS_MAX):
+        assert begin(memory_store, FIRST) == plan
+    assert isinstance(begin(memory_store, FIRST), NightOutcome)
+
+
+def test_heartbeats_and_leases_are_nothing_new(memory_store: ObjectStore) -> None:
+    plan = planned(memory_store, FIRST)
+    for number in range(RESTARTS_MAX):
+        assert begin(memory_store, FIRST) == plan
+        memory_store.put(f"runs/{plan.run_id}/leases/00000000.{number:04d}.json", b"{}")
+        memory_store.put(f"runs/{plan.run_id}/heartbeats/trainer/t-{number}.json", b"{}")
+    assert isinstance(begin(memory_store, FIRST), NightOutcome)
+
+
+def test_a_start_that_cannot_be_read_is_named_with_what_to_do(memory_store: ObjectStore) -> None:
+    planned(memory_store, FIRST)
+    key = layout.night_start("tiny", FIRST, 1)
+    memory_store.put(key, b"{}")
+    with pytest.raises(CorruptError, match=rf"is not known: {key}.*; delete that object"):
+        begin(memory_store, FIRST)
+    memory_store.delete(key)
+    begin(memory_store, FIRST)
+    memory_store.put(layout.night_start("tiny", FIRST, 2), memory_store.get(key))
+    with pytest.raises(CorruptError, match="holds start 1 of the night"):
+        begin(memory_store, FIRST)
+
+
+def test_of_two_processes_that_take_up_a_night_one_does(memory_store: ObjectStore) -> None:
+    plan = planned(memory_store, FIRST)
+    create = nights.create_start
+
+    def late(store: ObjectStore, start: NightStart) -> None:
+        create(store, replace(start, write_id="0" * 32))
+        create(store, start)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nights, "create_start", late)
+        with pytest.raises(ConfigError, match="was started again by another process"):
+            begin(memory_store, FIRST)
+    assert begin(memory_store, FIRST) == plan
