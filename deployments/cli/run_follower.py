@@ -234,8 +234,11 @@ class Follower:
 
 
 def cancel(run: ObjectStore) -> Stop:
-    """Request the end of a run; returns the stored stop, which may be an earlier one."""
-    return runs.request_stop(run, Stop("cancelled", "cancelled from the command line", time.time()))
+    """Request the end of a run, also of a suspended one; returns the stored stop, which may be an
+    earlier one.
+    """
+    stop = Stop("cancelled", "cancelled from the command line", time.time())
+    return runs.replace_suspension(run, stop)
 
 
 def suspend(run: ObjectStore) -> Stop:

@@ -115,31 +115,52 @@ def resume(api_url: str, run_id: str) -> FlowRun | None:
     None when there is none. Raises ConfigError when its supervisor has not left yet, or Prefect
     refuses.
     """
+    with connected(api_url) as client:
+        flow_run = _suspended_or_own(client, api_url, run_id)
+        if flow_run is None or _state_of(flow_run).final:
+            return None
+        if not _state_of(flow_run).is_suspended:
+            raise ConfigError(
+                f"the flow run {flow_run.name} is {_state_of(flow_run).state}, not yet Suspended: "
+                f"the members of {run_id} still save their work; repeat the command when they "
+                "have left"
+            )
+        return _resume(client, flow_run)
+
+
+def resume_if_suspended(api_url: str, run_id: str) -> FlowRun | None:
+    """Resume as `resume` does; None, too, for a flow run whose process has not left."""
+    with connected(api_url) as client:
+        flow_run = _suspended_or_own(client, api_url, run_id)
+        if flow_run is None or not _state_of(flow_run).is_suspended:
+            return None
+        return _resume(client, flow_run)
+
+
+def _suspended_or_own(client: Any, api_url: str, run_id: str) -> Any:
+    """Return the suspended flow run that supervises the run, or the night around it; without one,
+    that of the run or of what is around it. None when there is none.
+    """
     newest = newest_supervisor(api_url, run_id)
     if newest is None:
         return None
-    with connected(api_url) as client:
-        flow_run = client.read_flow_run(UUID(newest.id))
-        for _ in range(PARENTS_MAX):
-            if _state_of(flow_run).is_suspended or flow_run.parent_task_run_id is None:
-                break
-            flow_run = client.read_flow_run(
-                client.read_task_run(flow_run.parent_task_run_id).flow_run_id
-            )
-        seen = _state_of(flow_run)
-        if not seen.is_suspended:
-            if seen.final:
-                return None
-            raise ConfigError(
-                f"the flow run {flow_run.name} is {seen.state}, not yet Suspended: the members of "
-                f"{run_id} still save their work; repeat the command when they have left"
-            )
-        answer = client.resume_flow_run(flow_run.id)
-        if answer.state is None or answer.state.is_paused():
-            raise ConfigError(
-                f"Prefect does not resume the flow run {flow_run.name}: {answer.details.reason}"
-            )
-        return seen
+    flow_run = client.read_flow_run(UUID(newest.id))
+    for _ in range(PARENTS_MAX):
+        if _state_of(flow_run).is_suspended or flow_run.parent_task_run_id is None:
+            break
+        flow_run = client.read_flow_run(
+            client.read_task_run(flow_run.parent_task_run_id).flow_run_id
+        )
+    return flow_run
+
+
+def _resume(client: Any, flow_run: Any) -> FlowRun:
+    answer = client.resume_flow_run(flow_run.id)
+    if answer.state is None or answer.state.is_paused():
+        raise ConfigError(
+            f"Prefect does not resume the flow run {flow_run.name}: {answer.details.reason}"
+        )
+    return _state_of(flow_run)
 
 
 def logs(api_url: str, flow_run_id: str) -> list[str]:

@@ -189,6 +189,16 @@ def request_stop(run: ObjectStore, stop: Stop) -> Stop:
     return stop
 
 
+def replace_suspension(run: ObjectStore, stop: Stop) -> Stop:
+    """End a suspended run for good; return the stop that is in effect."""
+    stored = request_stop(run, stop)
+    if stored.state != "suspended":
+        return stored
+    stop = replace(stop, reason=storable_text(stop.reason[:REASON_MAX]))
+    run.put(layout.STOP, seal(stop))
+    return stop
+
+
 def read_stop(run: ObjectStore) -> Stop | None:
     """Read the stop of the run; None while it has none.
 

@@ -85,7 +85,11 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
     await asyncio.to_thread(object_store.check_store, store)
     begun = await automatic_restart.read_start()
     await _wait_for_others(store.sub(layout.run_prefix(name)), name, config, begun)
-    begin = supervisor.create if begun is Start.AUTOMATIC else supervisor.start
+    begin = (
+        supervisor.start
+        if await asyncio.to_thread(_takes_up, store, name, begun)
+        else (supervisor.create)
+    )
     run = await asyncio.to_thread(begin, store, name, config, _deployment())
     await introduce(name, f"run:{name}")
     await suspension.retire_suspended(name)
@@ -116,7 +120,7 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
         ):
             event = "run.resumed" if resumed else "run.started"
             watcher.events.add(event, str(flow_run.get_id()))
-            stop = await _supervise(watcher)
+            stop = await _last_stop(run, await _supervise(watcher))
             watcher.events.add(f"run.{stop.state}", str(stop.at_s), stop.at_s, reason=stop.reason)
         if stop.state == "suspended":
             await asyncio.to_thread(closing.suspend, tracker, heartbeat)
@@ -126,6 +130,16 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
     if stop.state == "failed":
         raise AstraFlowError(f"run {name} failed: {stop.reason}")
     return Outcome(name, stop.state, stop.reason)
+
+
+def _takes_up(store: ObjectStore, run_id: str, begun: Start) -> bool:
+    """Return whether a stopped run goes on: not after an automatic start. A person who resumes its
+    flow run ends the suspension; a run that was cancelled meanwhile stays so, and is closed.
+    """
+    if begun is not Start.RESUMED:
+        return begun is Start.REQUESTED
+    stop = runs.read_stop(store.sub(layout.run_prefix(run_id)))
+    return stop is None or stop.state == "suspended"
 
 
 async def _wait_for_others(run: ObjectStore, run_id: str, config: RunConfig, begun: Start) -> None:
@@ -263,6 +277,19 @@ async def _supervise(watcher: supervisor.Supervisor) -> Stop:
         finally:
             for waiting in (supervising, terminated, resumed):
                 waiting.cancel()
+
+
+async def _last_stop(run: ObjectStore, stop: Stop) -> Stop:
+    """Return why the run ended, after its members have left: meanwhile a person may have cancelled
+    a suspended run.
+    """
+    if stop.state != "suspended":
+        return stop
+    try:
+        return await asyncio.to_thread(runs.read_stop, run) or stop
+    except AstraFlowError as error:
+        log.warning("whether the suspended run was cancelled cannot be read: %s", error)
+        return stop
 
 
 @contextlib.asynccontextmanager

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deployments.cli import run_id_completion
-from deployments.cli.output.terminal import EXIT_FAILED, AsJson, NamedRun, say, show, store
+from deployments.cli.output.terminal import EXIT_FAILED, AsJson, NamedRun, say, show, store, warn
 from deployments.paths import home
 from storage.errors import ConfigError
 
 if TYPE_CHECKING:
     from deployments.cli.run_launcher import RunRequest
+    from storage.records.control import Stop
+    from storage.store.object_store import ObjectStore
 
 
 def up() -> None:
@@ -218,7 +220,7 @@ def continue_(
 
 
 def cancel(run: NamedRun) -> None:
-    """End one run; the stack and other runs continue.
+    """End one run; the stack and other runs continue. A suspended run is ended, too.
 
     `astraflow run --run-id RUN` resumes it.
 
@@ -234,19 +236,43 @@ def cancel(run: NamedRun) -> None:
             raise
         say(f"{run} is cancelled; it had not started")
         return
-    if (previous_stop := stored_runs.read_stop(stored)) is not None:
-        if previous_stop.state != "completed" and run_follower.cancel_before_it_began(
-            home(), run, previous_stop
-        ):
-            say(f"{run} is cancelled; it had not resumed")
-        else:
-            say(f"{run} is already {previous_stop.state}: {previous_stop.reason}")
+    previous_stop = stored_runs.read_stop(stored)
+    if previous_stop is None:
+        run_follower.cancel(stored)
+        say(
+            f"{run} is being cancelled; `astraflow run --run-id {run}` with the same settings "
+            "resumes it"
+        )
+    elif previous_stop.state != "completed" and run_follower.cancel_before_it_began(
+        home(), run, previous_stop
+    ):
+        say(f"{run} is cancelled; it had not resumed")
+    elif previous_stop.state in ("suspended", "cancelled"):
+        _cancel_suspended(stored, run, previous_stop)
+    else:
+        say(f"{run} is already {previous_stop.state}: {previous_stop.reason}")
+
+
+def _cancel_suspended(stored: "ObjectStore", run: str, previous_stop: "Stop") -> None:
+    """Cancel a suspended run. Its flow run is resumed, and takes the closing steps."""
+    from deployments.cli import run_follower
+    from deployments.registration import flow_runs
+    from deployments.stack import up_down
+
+    if previous_stop.state == "suspended":
+        run_follower.cancel(stored)
+    try:
+        resumed = flow_runs.resume_if_suspended(up_down.adopt_server(home()), run)
+    except ConfigError as error:
+        warn(f"{run} is cancelled in the store, and its flow run in Prefect is as before: {error}")
+        warn("repeat the command when Prefect answers, so that the run is closed")
         return
-    run_follower.cancel(stored)
-    say(
-        f"{run} is being cancelled; `astraflow run --run-id {run}` with the same settings resumes "
-        "it"
-    )
+    if resumed:
+        say(f"{run} is being cancelled: its flow run goes on with the closing steps")
+    elif previous_stop.state == "suspended":
+        say(f"{run} is cancelled")
+    else:
+        say(f"{run} is already cancelled: {previous_stop.reason}")
 
 
 def suspend(run: NamedRun) -> None:

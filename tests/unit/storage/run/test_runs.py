@@ -239,3 +239,11 @@ def test_a_run_end_of_megabytes_is_not_parsed(memory_store: ObjectStore) -> None
         match=rf"stop\.json has {len(body):,} bytes; it has at most 1,000,000; put .* delete it",
     ):
         runs.read_stop(memory_store)
+
+
+def test_only_a_suspension_is_replaced_by_another_stop(memory_store: ObjectStore) -> None:
+    cancelled, failed = Stop("cancelled", "by a person", 2.0), Stop("failed", "why", 3.0)
+    assert runs.request_stop(memory_store, Stop("suspended", "for a while", 1.0))
+    assert runs.replace_suspension(memory_store, cancelled) == cancelled
+    assert runs.replace_suspension(memory_store, failed) == cancelled
+    assert runs.read_stop(memory_store) == cancelled

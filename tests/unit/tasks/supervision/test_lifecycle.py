@@ -15,6 +15,7 @@ from uuid import UUID
 import pytest
 from prefect.exceptions import Pause, TerminationSignal
 
+from storage import layout
 from storage.errors import ConfigError
 from storage.records.control import Heartbeat, RunEnd, Stop
 from storage.run import runs
@@ -307,6 +308,32 @@ def test_a_supervisor_that_died_while_it_was_suspended_is_continued(
     asyncio.run(lifecycle._continue_end(world.run, "tiny-1", world.config))
     stop = runs.read_stop(world.run)
     assert (stop.state if stop else None) == ("suspended" if suspended else None)
+
+
+@pytest.mark.parametrize("state", ["suspended", "cancelled", "failed", None])
+@pytest.mark.parametrize("begun", Start)
+def test_a_resumed_flow_run_ends_a_suspension_and_keeps_another_stop(
+    memory_store: ObjectStore, begun: Start, state: RunEnd | None
+) -> None:
+    world = World(memory_store)
+    if state is not None:
+        runs.request_stop(world.run, Stop(state, "by a person", 1.0))
+    kept = state in ("cancelled", "failed")
+    assert lifecycle._takes_up(memory_store, "run", begun) is (
+        begun is Start.REQUESTED or (begun is Start.RESUMED and not kept)
+    )
+
+
+def test_a_run_that_is_cancelled_while_it_is_being_suspended_is_cancelled(
+    memory_store: ObjectStore,
+) -> None:
+    run = World(memory_store).run
+    suspended = runs.request_stop(run, Stop("suspended", "by a person", 1.0))
+    assert asyncio.run(lifecycle._last_stop(run, suspended)) == suspended
+    cancelled = runs.replace_suspension(run, Stop("cancelled", "by another", 2.0))
+    assert asyncio.run(lifecycle._last_stop(run, suspended)) == cancelled
+    run.put(layout.STOP, b"{}")
+    assert asyncio.run(lifecycle._last_stop(run, suspended)) == suspended
 
 
 def test_a_suspended_run_that_is_started_again_goes_on_and_one_restarted_by_prefect_does_not(

@@ -1,4 +1,6 @@
-"""`astraflow suspend` and `resume`: what they store and request, and the errors of both."""
+"""`astraflow suspend`, `resume`, and `cancel` of a suspended run: what they store and request, and their
+errors.
+"""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -88,7 +90,6 @@ def test_a_suspension_is_stored_and_a_second_one_changes_nothing(run: ObjectStor
         "goes on\n",
     )
     assert runs.read_stop(run) == stop
-    assert "tiny-1 is already suspended" in call("cancel").output
 
 
 @pytest.mark.parametrize("state", ["completed", "failed", "cancelled", "exhausted"])
@@ -182,3 +183,65 @@ def test_without_prefect_a_run_is_suspended_and_not_resumed(
     refused = call("resume")
     assert refused.exit_code == 2
     assert "there is no Prefect server" in refused.stderr
+
+
+def test_a_suspended_run_is_cancelled_and_its_flow_run_closes_it(
+    run: ObjectStore, server: Server
+) -> None:
+    call("suspend")
+    suspended = server.add("Suspended")
+    cancelled = call("cancel")
+    assert (cancelled.exit_code, cancelled.output) == (
+        0,
+        "tiny-1 is being cancelled: its flow run goes on with the closing steps\n",
+    )
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert (stop.state, stop.reason) == ("cancelled", "cancelled from the command line")
+    assert server.resumed == [suspended]
+
+
+def test_the_night_of_a_suspended_run_ends_when_the_run_is_cancelled(
+    run: ObjectStore, server: Server
+) -> None:
+    call("suspend")
+    night = server.add("Suspended", name="math 20260101-0200")
+    server.add("Cancelled", within=night)
+    assert call("cancel").exit_code == 0
+    assert server.resumed == [night]
+
+
+@pytest.mark.parametrize("state", ["Suspending", "Cancelled", None])
+def test_a_suspended_run_without_a_suspended_flow_run_is_cancelled(
+    run: ObjectStore, server: Server, state: str | None
+) -> None:
+    call("suspend")
+    if state is not None:
+        server.add(state)
+    assert call("cancel").output == "tiny-1 is cancelled\n"
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert stop.state == "cancelled"
+    assert server.resumed == []
+    assert "is already cancelled: cancelled from the command line" in call("cancel").output
+
+
+def test_a_cancelled_run_whose_flow_run_is_suspended_is_closed_by_a_second_command(
+    run: ObjectStore, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(home: object) -> str:
+        raise ConfigError("there is no Prefect server")
+
+    call("suspend")
+    suspended = server.add("Suspended")
+    with monkeypatch.context() as patch:
+        patch.setattr(up_down, "adopt_server", away)
+        alone = call("cancel")
+    assert alone.exit_code == 0
+    assert "its flow run in Prefect is as before: there is no Prefect server" in alone.stderr
+    assert "repeat the command" in alone.stderr
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert stop.state == "cancelled"
+    assert "is being cancelled" in call("cancel").output
+    assert server.resumed == [suspended]
