@@ -40,8 +40,10 @@ AWAY_LIMIT_S = 60.0
 """A supervisor without a heartbeat is dead if Prefect does not answer for this time either; one of
 the two alone may be slow.
 """
-SUCCESSOR_TIMEOUT_S = 90.0
-"""An automation starts a dead supervisor again within this time."""
+SUCCESSOR_ANSWERS = 30
+"""Answers of Prefect's server, FLOW_POLL_S apart or more, within which an automation starts a dead
+supervisor again. A server that is slow or away answers later; the wait then takes longer.
+"""
 CRASHED = "Crashed"
 """Prefect's state of a supervisor whose process was killed."""
 ENDED = get_args(RunEnd)
@@ -99,7 +101,8 @@ class Follower:
         self.prefect_unreachable = False
         self.ended_at: float | None = None
         self.lost_at: float | None = None
-        self.crashed_at: float | None = None
+        self.crashed_answers = 0
+        """Answers in a row that the supervisor crashed, and that no other one was started."""
         self.asked = False
 
     def follow(self) -> Status | None:
@@ -156,6 +159,7 @@ class Follower:
         try:
             self.flow = self.read_flow(self.followed, self.flow.id)
             self.prefect_unreachable = False
+            self.crashed_answers = self.crashed_answers + 1 if self.flow.state == CRASHED else 0
         except ConfigError:  # for a while: the run goes on, and so does its picture
             self.prefect_unreachable = True
 
@@ -165,15 +169,15 @@ class Follower:
         since the run's end.
         """
         now = time.monotonic()
-        self.crashed_at = (self.crashed_at or now) if self.flow.state == CRASHED else None
-        if self.crashed_at is not None and now - self.crashed_at < SUCCESSOR_TIMEOUT_S:
-            return False
         lost = self.prefect_unreachable and seen is not None and seen.state == "interrupted"
         self.lost_at = (self.lost_at or now) if lost else None
         is_suspended = self.flow.is_suspended and seen is not None and seen.state == "suspended"
         if is_suspended and seen is not None and seen.closing is None:
             return True
-        if self.flow.final or (self.lost_at is not None and now - self.lost_at >= AWAY_LIMIT_S):
+        is_given_up = self.flow.state != CRASHED or self.crashed_answers >= SUCCESSOR_ANSWERS
+        if (self.flow.final and is_given_up) or (
+            self.lost_at is not None and now - self.lost_at >= AWAY_LIMIT_S
+        ):
             return True
         if seen is None or seen.state not in ENDED:
             return False
@@ -203,8 +207,13 @@ class Follower:
                 f"the run {run_id} {what}: its flow run ended as {flow.state}. "
                 f"{last_words(self.followed, self.flow.id)}"
             )
+        alone = (
+            f", and none was started in its place while Prefect answered {SUCCESSOR_ANSWERS} times"
+            if self.crashed_answers >= SUCCESSOR_ANSWERS
+            else ""
+        )
         raise AstraFlowError(
-            f"the supervisor of {run_id} ended before the run did; start the run again with "
+            f"the supervisor of {run_id} ended before the run did{alone}; start the run again with "
             f"`--run-id {run_id}` to go on. "
             f"{last_words(self.followed, self.flow.id)}"
         )

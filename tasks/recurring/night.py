@@ -63,9 +63,9 @@ async def run(request: NightRequest, train: Train) -> State[None]:
     await asyncio.to_thread(store_credentials.load)
     await introduce(f"{name} {night}", f"night:{name}")
     with tags(f"night:{name}"):
-        plan = prefect_steps.resolve_champion(name, night, request.schedule)
+        plan = await prefect_steps.resolve_champion(name, night, request.schedule)
         outcome = plan if isinstance(plan, NightOutcome) else await _train(plan, request, train)
-        reported = prefect_steps.report(outcome, config, return_state=True)
+        reported = await prefect_steps.report(outcome, config, return_state=True)
         if request.notify:
             after = [allow_failure(reported)]
             await prefect_steps.notify(  # type: ignore[misc]  # the overload for tasks that are no coroutines
@@ -80,7 +80,9 @@ async def _train(plan: NightPlan, request: NightRequest, train: Train) -> NightO
     folder = store.sub(layout.night(plan.name, plan.night))
     with HeartbeatWriter(folder, "supervisor", "night", 0, HEARTBEAT_INTERVAL_S):
         try:
-            data = prefect_steps.freeze_data(plan, request.recipe, request.overrides, _deployment())
+            data = await prefect_steps.freeze_data(
+                plan, request.recipe, request.overrides, _deployment()
+            )
             if isinstance(data, NightOutcome):
                 return data
             trained = None
@@ -101,7 +103,7 @@ async def _judge(plan: NightPlan, trained: State[Any] | None) -> NightOutcome:
     for _ in range(CONTESTS_MAX):
         played = await prefect_steps.play(plan, trained)
         try:
-            return prefect_steps.decide(plan, played)
+            return await prefect_steps.decide(plan, played)
         except ConflictError as error:
             log.warning("%s", error)
     raise ConfigError(

@@ -1,8 +1,7 @@
 """The steps of a night as Prefect tasks: each calls one plain function. Prefect's graph shows how
 they follow from each other.
 
-A step that exceeds its time limit fails the night, which has no outcome then and can be started
-again.
+A step that makes no progress fails the night, which has no outcome then and can be started again.
 """
 
 import asyncio
@@ -22,6 +21,7 @@ from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
 from tasks.recurring import judging, planning, reporting, settings
 from tasks.recurring.planning import Schedule
+from tasks.recurring.stalls import StepWatch, run_step
 from tasks.supervision import supervisor
 
 if TYPE_CHECKING:  # it imports torch, which a skipped night does not need
@@ -29,9 +29,6 @@ if TYPE_CHECKING:  # it imports torch, which a skipped night does not need
 
 RETRIES, RETRY_DELAY_S = 5, 10.0
 """Of each step, while the store does not answer."""
-STEP_TIMEOUT_S = 3600.0
-PLAY_TIMEOUT_S = 86_400.0
-"""Of the paired evaluation."""
 NIGHT_TAG = "night"
 
 
@@ -45,25 +42,37 @@ _step: dict[str, Any] = {
     "retries": RETRIES,
     "retry_delay_seconds": RETRY_DELAY_S,
     "retry_condition_fn": _is_transient,
-    "timeout_seconds": STEP_TIMEOUT_S,
     "tags": [NIGHT_TAG],
 }
 
 
 @task(name="resolve champion", task_run_name="resolve the champion of {name}", **_step)
-def resolve_champion(name: str, night: str, schedule: Schedule) -> NightPlan | NightOutcome:
+async def resolve_champion(name: str, night: str, schedule: Schedule) -> NightPlan | NightOutcome:
     """Return what the night does; its outcome where it is over, or skipped."""
-    return planning.begin(object_store.default_store(), name, night, schedule)
+    store = object_store.default_store()
+    return await run_step(
+        lambda: planning.begin(store, name, night, schedule),
+        StepWatch(f"the start of night {night} of {name}"),
+    )
 
 
 @task(name="freeze data window", task_run_name="freeze the data of {plan.run_id}", **_step)
-def freeze_data(
+async def freeze_data(
     plan: NightPlan, recipe: str, overrides: Mapping[str, Any], deployment: str
 ) -> dict[str, Any] | NightOutcome:
     """Create the night's run, with its data and the versions that it begins with.
 
     Returns all overrides of the run's recipe; the outcome where there is no new data.
     """
+    return await run_step(
+        lambda: _freeze(plan, recipe, overrides, deployment),
+        StepWatch(f"the freezing of the data of {plan.run_id}"),
+    )
+
+
+def _freeze(
+    plan: NightPlan, recipe: str, overrides: Mapping[str, Any], deployment: str
+) -> dict[str, Any] | NightOutcome:
     store = object_store.default_store()
     own = settings.of_night(store, loader.load(recipe, overrides), plan)
     assigned = {**overrides, **own}
@@ -77,7 +86,7 @@ def freeze_data(
 @task(
     name="paired evaluation",
     task_run_name="play {plan.run_id} against the champion",
-    **{**_step, "timeout_seconds": PLAY_TIMEOUT_S},
+    **_step,
 )
 async def play(plan: NightPlan, trained: State[Any] | None) -> "Contest":
     """Play the held-out problems with the best version of the night's run, and with the champion.
@@ -91,24 +100,40 @@ async def play(plan: NightPlan, trained: State[Any] | None) -> "Contest":
     run = runs.open_run(store, plan.run_id)
     config = read_config(run)
     versions = judging.trained_versions(run, config)
-    return await asyncio.to_thread(contest, store, plan.name, plan.run_id, config, versions)
+    watch = StepWatch(f"the contest of {plan.run_id}")
+    return await run_step(
+        lambda: contest(
+            *(store, plan.name, plan.run_id, config, versions), on_progress=watch.note_part
+        ),
+        watch,
+    )
 
 
 @task(name="gate", task_run_name="promote or reject {plan.run_id}", **_step)
-def decide(plan: NightPlan, played: "Contest") -> NightOutcome:
+async def decide(plan: NightPlan, played: "Contest") -> NightOutcome:
     """Promote the candidate, or keep the champion."""
-    return judging.decide(object_store.default_store(), plan, played)
+    store = object_store.default_store()
+    return await run_step(
+        lambda: judging.decide(store, plan, played), StepWatch(f"the decision on {plan.run_id}")
+    )
 
 
 @task(name="report", task_run_name="report {outcome.name} {outcome.night}", **_step)
-def report(outcome: NightOutcome, config: RunConfig) -> None:
+async def report(outcome: NightOutcome, config: RunConfig) -> None:
     """Show the night in Prefect and MLflow, and write the page of all nights. What fails is logged:
     the outcome stands.
     """
-    reporting.report(object_store.default_store(), outcome, config)
+    store = object_store.default_store()
+    await run_step(
+        lambda: reporting.report(store, outcome, config),
+        StepWatch(f"the report of night {outcome.night} of {outcome.name}"),
+    )
 
 
 @task(name="notify", task_run_name="notify {block} of {outcome.name} {outcome.night}", **_step)
 async def notify(outcome: NightOutcome, block: str) -> None:
     """Send the outcome to a notification block of Prefect; an error is logged."""
-    await reporting.notify(outcome, block)
+    await run_step(
+        lambda: asyncio.run(reporting.notify(outcome, block)),
+        StepWatch(f"the message about night {outcome.night} of {outcome.name}"),
+    )

@@ -111,7 +111,7 @@ def test_following_ends_when_the_run_is_suspended(followed: Followed) -> None:
 def test_a_supervisor_that_dies_before_the_run_exists_is_an_error(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_follower, "SUCCESSOR_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(run_follower, "SUCCESSOR_ANSWERS", 1)
     crashed = FlowRun("f", "Crashed", True, "")
     with pytest.raises(
         AstraFlowError, match=r"tiny-1 never began: its flow run ended as Crashed\. the end of f"
@@ -122,11 +122,37 @@ def test_a_supervisor_that_dies_before_the_run_exists_is_an_error(
 def test_the_last_words_are_those_of_the_supervisor_that_was_started_last(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_follower, "SUCCESSOR_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(run_follower, "SUCCESSOR_ANSWERS", 1)
     _create(followed.store)
     again = FlowRun("again", "Crashed", True, "")
     with pytest.raises(AstraFlowError, match="the end of again"):
         Follower(followed, _console(False), read_flow=_script(RUNNING, again)).follow()
+
+
+def test_a_slow_server_has_time_to_start_a_successor_and_one_that_starts_none_is_not_waited_for(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, now_s = _create(followed.store), [0.0]
+    monkeypatch.setattr(run_follower.time, "monotonic", lambda: now_s[0])
+
+    def crashed() -> FlowRun:
+        now_s[0] += 1000.0
+        return FlowRun("f", "Crashed", True, "")
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", 5.0))
+        return COMPLETED
+
+    slow = [crashed] * (run_follower.SUCCESSOR_ANSWERS - 1)
+    script = _script(RUNNING, *slow, RUNNING, *slow, end)
+    last = Follower(followed, _console(False), read_flow=script).follow()
+    assert last is not None
+    assert last.state == "completed"
+    runs.clear_stop(run)
+    with pytest.raises(
+        AstraFlowError, match="none was started in its place while Prefect answered 30 times; start"
+    ):
+        Follower(followed, _console(False), read_flow=_script(RUNNING, crashed)).follow()
 
 
 def test_a_supervisor_that_hangs_after_the_end_is_waited_for_up_to_a_limit(

@@ -69,7 +69,7 @@ def train(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Any:
         runs.request_stop(run, Stop("completed", "done", 1.0))
         return run_id
 
-    def played(*arguments: object) -> Contest:
+    def played(*arguments: object, **callbacks: object) -> Contest:
         run = create_run(store, "played")
         for version in (0, 1):
             evaluate(run, version, version)
