@@ -133,7 +133,7 @@ def test_a_slow_server_has_time_to_start_a_successor_and_one_that_starts_none_is
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, now_s = _create(followed.store), [0.0]
-    monkeypatch.setattr(run_follower.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr("deployments.cli.run_follower.time.monotonic", lambda: now_s[0])
 
     def crashed() -> FlowRun:
         now_s[0] += 1000.0
