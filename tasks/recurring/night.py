@@ -65,7 +65,9 @@ async def run(request: NightRequest, train: Train) -> State[None]:
     with tags(f"night:{name}"):
         plan = await prefect_steps.resolve_champion(name, night, request.schedule)
         outcome = plan if isinstance(plan, NightOutcome) else await _train(plan, request, train)
-        reported = await prefect_steps.report(outcome, config, return_state=True)
+        reported: State[None] = await prefect_steps.report(  # type: ignore[misc]  # as below
+            outcome, config, return_state=True
+        )
         if request.notify:
             after = [allow_failure(reported)]
             await prefect_steps.notify(  # type: ignore[misc]  # the overload for tasks that are no coroutines

@@ -126,7 +126,7 @@ def _to_prefect(store: ObjectStore, stored: NightHistory, outcome: NightOutcome)
         key=artifact_key("nights", stored.name),
         markdown=f"# {escaped(stored.name)}\n\n{table(stored)}\n\nPage: `{address}`",
         description=f"Nights of {stored.name}",
-        _sync=True,  # it is called in a thread of an async task
+        _sync=True,  # type: ignore[call-arg]  # of Prefect's decorator, for a thread of an async task
     )
     assert not inspect.isawaitable(made)
     emit_event(

@@ -1,6 +1,7 @@
 """The steps of a night on a Prefect server: their order in the graph, names, tags and retries."""
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -22,6 +23,7 @@ from storage.store.object_store import ObjectStore, open_store
 from tasks.promotion import contest
 from tasks.promotion.candidates import Candidate
 from tasks.promotion.contest import Contest
+from tasks.recipes import loader
 from tasks.recurring import night, planning, prefect_steps, reporting
 from tasks.recurring.night import NightRequest
 from tasks.recurring.planning import Schedule
@@ -173,3 +175,20 @@ def test_the_steps_of_a_night_follow_from_each_other(
     assert steps[report].state_name == "Failed", "and the night has ended all the same"
     assert steps[report].run_count == 1
     assert steps[notify].state_name == "Completed"
+
+
+def test_the_report_of_a_night_is_an_artifact_of_its_flow_run(store: ObjectStore) -> None:
+    outcome = planning.end(store, "tiny", NIGHT, NightEnd.SKIPPED, "no new data")
+    config = loader.load(RECIPE, {})
+
+    @flow
+    async def a_night() -> str:
+        await prefect_steps.report(outcome, config)  # type: ignore[misc]  # a coroutine
+        return str(flow_run.get_id())
+
+    own = asyncio.run(a_night())  # type: ignore[arg-type]  # a coroutine
+    with get_client(sync_client=True) as client:
+        shown = {each.key: each for each in client.read_artifacts()}
+    assert str(shown["nights-tiny"].flow_run_id) == own
+    assert "no new data" in str(shown["nights-tiny"].data)
+    gc.collect()  # sockets of Prefect's clients, while their warning is ignored
