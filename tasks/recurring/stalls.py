@@ -9,7 +9,6 @@ A slow machine makes a step slow. A step whose process uses CPU time has a limit
 
 import asyncio
 import contextvars
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import psutil
 
 from rollout.service.user_threads import UserThreads
 from storage.errors import AstraFlowError
+from storage.machine.cpus import num_cpus
 from tasks.supervision.flow_processes import FlowProcesses
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 IDLE_LIMIT_S = 3600.0
 """A step whose processes use no CPU time for this time, and that does nothing else, has failed."""
 CPU_LIMIT_S = 36_000.0
-"""CPU time for each core of the machine that a step may use without any other progress."""
+"""CPU time, for each core of this process, that a step may use without any other progress."""
 LOOK_S = 15.0
 """Pause between two measurements, each of which reads all processes of this machine."""
 _OWN = "own"
@@ -80,7 +80,7 @@ class StepWatch:
                 "again"
             )
         used_s = cpu_s - self._cpu_at_progress_s
-        if used_s > CPU_LIMIT_S * (os.cpu_count() or 1):
+        if used_s > CPU_LIMIT_S * num_cpus():
             raise AstraFlowError(
                 f"{self.what} made no progress with {used_s / 3600:.0f} hours of CPU time; correct "
                 "the cause, then start the night again"

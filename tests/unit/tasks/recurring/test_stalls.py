@@ -48,7 +48,7 @@ def test_an_idle_step_ends_with_a_message_that_says_so() -> None:
 
 
 def test_a_step_that_uses_cpu_time_for_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.recurring.stalls.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("tasks.recurring.stalls.num_cpus", lambda: 2)
     machine = Machine()
     machine.pass_by(9 * HOUR_S, cpu_s=1.9 * CPU_LIMIT_S)
     machine.watch.note_part()
