@@ -222,13 +222,13 @@ def nights(
     opened = store()
     names = [name] if name is not None else stored_nights.names(opened)
     listed, faults = [], {}
-    for each in names:
+    for training in names:
         try:
-            listed.append(history.read(opened, each))
+            listed.append(history.read(opened, training))
         except ConfigError as error:  # a folder that cannot be listed; the others are shown
             if name is not None:
                 raise
-            faults[each] = str(error)
+            faults[training] = str(error)
     if out is not None:
         if name is None:
             raise ConfigError("--out writes the page of one recurring training; give its NAME")

@@ -92,13 +92,12 @@ class _Meanwhile:
     """A backend that calls `act` after the first read of one key."""
 
     def __init__(self, inner: Any, key: str, act: Callable[[], None]) -> None:
-        self._inner, self._key, self._act = inner, key, act
+        self._inner, self._key, self._acts = inner, key, [act]
 
     def read(self, key: str) -> bytes:
         body: bytes = self._inner.read(key)
-        if key.endswith(self._key) and (act := self._act):
-            self._act = lambda: None
-            act()
+        if key.endswith(self._key) and self._acts:
+            self._acts.pop()()
         return body
 
     def __getattr__(self, name: str) -> Any:

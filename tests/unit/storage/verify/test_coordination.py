@@ -110,6 +110,7 @@ def test_a_missing_round_before_the_newest_is_listed(run: ObjectStore) -> None:
         f"rounds/solver/x/00000002/{'0' * 64}.json",
         "rounds/x",
         "heartbeats/x.json",
+        "heartbeats/newer_kind/x.json",
         "orders/end.txt",
     ],
 )
