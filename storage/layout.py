@@ -52,6 +52,7 @@ NAME = plain_names.NAME
 _NUMBER = re.compile(r"\d{8,19}")
 """Numbers are below 2^63. A listing may have keys with thousands of digits."""
 _RUN_FOLDER = re.compile(rf"(?:(?<=/)|\A){RUNS}/[^/]+/\Z")
+_LEASE = re.compile(r"/(\d{8,19})\.(\d{4,19})\.json\Z")
 _MERGED = re.compile(r"/(\d{8,19})/since-(\d{8,19})\.json")
 
 
@@ -135,6 +136,16 @@ def orders_end() -> str:
 
 def lease(number: int, attempt: int) -> str:
     return f"{LEASES}/{number:08d}.{attempt:04d}.json"
+
+
+def leases(keys: Iterable[str]) -> list[tuple[int, int]]:
+    """Return order and attempt, ascending, of the leases among `keys`."""
+    return sorted(
+        (int(order), int(attempt))
+        for key in keys
+        for order, attempt in _LEASE.findall(key)
+        if key == lease(int(order), int(attempt))
+    )
 
 
 def shard(number: int) -> str:

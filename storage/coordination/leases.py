@@ -139,7 +139,7 @@ def read_newest(run: ObjectStore, order: int, start: int = 0) -> Lease | None:
         return attempt <= ATTEMPTS_MAX and run.exists(layout.lease(order, attempt))
 
     try:
-        first = _read(run, order, start)
+        first = read(run, order, start)
     except NotFoundError:
         return None
     except CorruptError:
@@ -155,7 +155,7 @@ def read_newest(run: ObjectStore, order: int, start: int = 0) -> Lease | None:
     num_unreadable = 0
     for attempt in range(newest, max(newest - UNREADABLE_MAX, -1), -1):
         try:
-            lease = _read(run, order, attempt)
+            lease = read(run, order, attempt)
         except NotFoundError:
             continue  # deleted meanwhile
         except CorruptError as error:
@@ -186,7 +186,7 @@ def _overwrite(run: ObjectStore, lease: Lease, released: bool) -> Lease:
     """
     key = layout.lease(lease.order, lease.attempt)
     try:
-        stored = _read(run, lease.order, lease.attempt)
+        stored = read(run, lease.order, lease.attempt)
     except NotFoundError:
         raise ConflictError(f"{key} is gone") from None
     if stored.write_id != lease.write_id or stored.released:
@@ -198,7 +198,8 @@ def _overwrite(run: ObjectStore, lease: Lease, released: bool) -> Lease:
     return changed
 
 
-def _read(run: ObjectStore, order: int, attempt: int) -> Lease:
+def read(run: ObjectStore, order: int, attempt: int) -> Lease:
+    """Read one lease; NotFoundError for none, CorruptError for an invalid one."""
     key = layout.lease(order, attempt)
     lease = read_twice(lambda: decode(Lease, run.get(key), key))
     if (lease.order, lease.attempt) != (order, attempt):

@@ -53,15 +53,21 @@ def read_open(run: ObjectStore, policy: str) -> Round | None:
     number = newest_number(run, policy)
     if not number:
         return None
-    key = layout.round_start(policy, number)
     try:
-        newest = read_twice(lambda: unseal(Round, run.get(key), key))
-        if (newest.policy, newest.number) != (policy, number):
-            raise CorruptError(f"{key} holds round {newest.number} of {newest.policy}")
+        newest = read(run, policy, number)
     except (NotFoundError, CorruptError) as error:
         log.warning("an unreadable round counts as over: %s", error)
         return None
     return newest if newest.is_open else None
+
+
+def read(run: ObjectStore, policy: str, number: int) -> Round:
+    """Read a round, over or not; NotFoundError for none, CorruptError for an invalid one."""
+    key = layout.round_start(policy, number)
+    found = read_twice(lambda: unseal(Round, run.get(key), key))
+    if (found.policy, found.number) != (policy, number):
+        raise CorruptError(f"{key} holds round {found.number} of {found.policy}")
+    return found
 
 
 def newest_number(run: ObjectStore, policy: str) -> int:
@@ -107,13 +113,19 @@ def read_entry(run: ObjectStore, of: Round, name: str) -> bytes | None:
 
     CorruptError when it is damaged, the copy of another, or too large.
     """
-    key = entry_key(of, name)
     try:
-        entry = read_twice(lambda: unseal(RoundEntry, run.get(key), key))
+        return read_entry_key(run, entry_key(of, name))
     except NotFoundError:
         return None
-    if entry.name != name:
-        raise CorruptError(f"{key} holds the entry {entry.name[:100]!r}, not {name!r}")
+
+
+def read_entry_key(run: ObjectStore, key: str) -> bytes:
+    """Return the value of the entry in the object `key`; NotFoundError for none, CorruptError as
+    `read_entry`.
+    """
+    entry = read_twice(lambda: unseal(RoundEntry, run.get(key), key))
+    if key.rpartition("/")[2] != f"{_digest(entry.name)}.json":
+        raise CorruptError(f"{key} holds the entry {entry.name[:100]!r}, whose key is another")
     try:
         value = bytes.fromhex(entry.value)
     except ValueError:
@@ -125,7 +137,11 @@ def read_entry(run: ObjectStore, of: Round, name: str) -> bytes | None:
 
 def entry_key(of: Round, name: str) -> str:
     """Return the key of an entry; its name is any text."""
-    return layout.round_entry(of.policy, of.number, hashlib.sha256(name.encode()).hexdigest())
+    return layout.round_entry(of.policy, of.number, _digest(name))
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def _delete_older_entries(run: ObjectStore, newest: Round) -> None:

@@ -227,6 +227,20 @@ def check_complete(run: ObjectStore, policy: str, step: int) -> None:
             )
 
 
+def check_undamaged(run: ObjectStore, policy: str, step: int) -> None:
+    """Read every file of the checkpoint of a step, a few at a time, and compare it with its digest.
+
+    Raises NotFoundError when the step has no checkpoint, CorruptError for a damaged one.
+    """
+    manifest = read_manifest(run, policy, step)
+    try:
+        tensor_set.check_files(run.sub(layout.checkpoint(policy, step)), manifest.files)
+    except CorruptError:
+        if read_manifest(run, policy, step) == manifest:
+            raise
+        check_undamaged(run, policy, step)  # a trainer replaced it meanwhile
+
+
 def _is_complete(run: ObjectStore, policy: str, step: int) -> bool:
     try:
         check_complete(run, policy, step)

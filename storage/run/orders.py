@@ -3,7 +3,7 @@
 from functools import partial
 
 from storage import layout
-from storage.errors import ConfigError, ConflictError, CorruptError
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats import json_values
 from storage.formats.json_objects import seal, unseal
 from storage.records.control import OrdersEnd
@@ -111,6 +111,15 @@ def create_end(run: ObjectStore, number: int) -> None:
         run.create(layout.orders_end(), seal(OrdersEnd(number)))
     except ConflictError:
         return
+
+
+def read_end(run: ObjectStore) -> OrdersEnd | None:
+    """Read `end.json`; None where it does not exist, CorruptError for an invalid one."""
+    key = layout.orders_end()
+    try:
+        return read_twice(lambda: unseal(OrdersEnd, run.get(key), key))
+    except NotFoundError:
+        return None
 
 
 def has_ended(run: ObjectStore) -> bool:

@@ -64,8 +64,8 @@ class ShardAudit:
     def audit(self, progress: Progress) -> None:
         """Read every order and shard of the run."""
         # Shards are listed first: their orders were written before them.
-        numbers = layout.numbers(self._run.list(f"{layout.SHARDS}/"), layout.shard)
-        ordered = layout.numbers(self._run.list(f"{layout.ORDERS}/"), layout.order)
+        numbers = self._numbers(layout.SHARDS, layout.shard)
+        ordered = self._numbers(layout.ORDERS, layout.order)
         self.num_orders, self.num_shards = len(ordered), len(numbers)
         with_order = self.closed_orders.union(ordered)
         self._check_order_numbers(sorted(with_order))
@@ -103,6 +103,10 @@ class ShardAudit:
                         f"was sampled with weights {digest}, but version {version} of {policy} is "
                         f"{published_digest}",
                     )
+
+    def _numbers(self, folder: str, key_of: Callable[[int], str]) -> list[int]:
+        keys = self._findings.listed(folder, lambda: self._run.list(folder))
+        return layout.numbers(keys, key_of)
 
     def _check_order_numbers(self, ordered: Many[int]) -> None:
         last = max(ordered, default=-1)

@@ -4,7 +4,9 @@
     orders ─ shards ─┼─▶ ShardAudit      1 contiguous, 4 tokens name published weights
     batches ─────────┼─▶ LedgerAudit     1 contiguous, 2 trained once, 5 stale, 6 ledger, 7 tokens
     weights ─────────┼─▶ WeightsAudit    1 contiguous, 3 parents, batches and digests
-    evals ─ tags ────┴─▶ named_versions  4 readable, and names versions that exist; samples, too
+    checkpoints ─────┼─▶ checkpoints     3 complete, digests of those that a resume reads
+    evals ─ tags ────┼─▶ named_versions  4 readable, and names versions that exist; samples, too
+    heartbeats ─ … ──┴─▶ coordination    8 heartbeats, leases, rounds, usage and end are readable
 
 A run that goes on can be verified, too: later objects are read after the ones they refer to. Of a
 completed run all batches and versions must exist. Keys of no known pattern are no objects of the
@@ -21,12 +23,14 @@ from storage.records.windows import PromptWindow
 from storage.run import batches, quarantine, runs
 from storage.run.fates import LedgerCounts
 from storage.store.object_store import ObjectStore
+from storage.verify.checkpoints import audit_checkpoints
+from storage.verify.coordination import audit_coordination
 from storage.verify.frozen_prompts import PromptAudit
 from storage.verify.ledger import LedgerAudit
 from storage.verify.named_versions import check_named_versions, read_named_versions
 from storage.verify.shards import ShardAudit
 from storage.verify.violations import Findings, Invariant, Violation
-from storage.verify.weights import WeightsAudit, audit_checkpoints
+from storage.verify.weights import WeightsAudit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +86,12 @@ def verify(
     # written before them, so a run that goes on has no violations.
     due = terms.steps if _is_completed(run, findings) else -1
     policies = [policy for policy in sorted(terms.batch_sizes) if _is_name(policy, findings)]
-    steps = {policy: batches.steps(run, policy) for policy in policies}
+    steps = {policy: _steps(run, policy, findings) for policy in policies}
     named = read_named_versions(run, findings)
-    quarantined = quarantine.read_quarantine(run)
+    reasons = findings.listed(
+        layout.QUARANTINE, lambda: list(quarantine.read_quarantine(run).items())
+    )
+    quarantined = dict(reasons)
     prompts = PromptAudit(run, terms.windows, findings)
     shards = ShardAudit(run, quarantined, findings, prompts)
     shards.audit(progress)
@@ -103,7 +110,8 @@ def verify(
         audit = WeightsAudit(run, policy, findings, terms.origins.get(policy))
         published[policy] = audit.audit(due, progress)
     for policy in policies:
-        audit_checkpoints(run, policy, findings)
+        audit_checkpoints(run, policy, findings, progress)
+    audit_coordination(run, policies, findings, progress)
     shards.check_versions(published)
     check_named_versions(named, published, findings)
     return Verdict(
@@ -126,6 +134,11 @@ def _is_name(policy: str, findings: Findings) -> bool:
         "version",
     )
     return False
+
+
+def _steps(run: ObjectStore, policy: str, findings: Findings) -> list[int]:
+    folder = f"{layout.BATCHES}/{policy}"
+    return findings.listed(folder, lambda: batches.steps(run, policy))
 
 
 def _is_completed(run: ObjectStore, findings: Findings) -> bool:

@@ -1,14 +1,21 @@
 """The invariants of a run, and the violations of them that an audit finds."""
 
+from collections.abc import Callable
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from storage.errors import ConfigError
+
+T = TypeVar("T")
 
 
 class Invariant(IntEnum):
     """What must hold for the objects of every run. `astraflow verify` prints the numbers."""
 
     CONTIGUOUS = 1
-    """Orders, and each policy's batches and versions, have no gaps; a shard belongs to an order."""
+    """Orders, and each policy's batches, versions and rounds, have no gaps; a shard belongs to an
+    order.
+    """
     TRAINED_ONCE = 2
     """A sequence is trained on at most once per policy, except where the batch says `replayed`."""
     LINEAGE = 3
@@ -24,6 +31,10 @@ class Invariant(IntEnum):
     TOKENS = 7
     """A batch holds the tokens, log-probabilities and rewards of the shard, unchanged, and names
     its region.
+    """
+    READABLE = 8
+    """Every folder can be listed; every heartbeat, lease and round, `usage.json` and
+    `orders/end.json` can be read.
     """
 
 
@@ -54,6 +65,16 @@ class Findings:
         if where not in self._missing:
             self._missing.add(where)
             self.add(Invariant.CONTIGUOUS, where, what)
+
+    def listed(self, folder: str, listing: Callable[[], list[T]]) -> list[T]:
+        """Return what `listing` returns. A folder that cannot be listed, such as a link, is a
+        violation and counts as an empty one.
+        """
+        try:
+            return listing()
+        except ConfigError as error:
+            self.add(Invariant.READABLE, folder, f"cannot be listed: {error}")
+            return []
 
     def violations(self) -> tuple[Violation, ...]:
         """Return the violations, sorted by invariant, object and text."""

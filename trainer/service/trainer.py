@@ -329,10 +329,7 @@ class _Trainer:
 
     def _compare(self, tensors: Mapping[str, HostTensor]) -> None:
         """Compare weights with the version published before this trainer resumed, which is kept."""
-        published = self._lifetime.retry(
-            "reading a manifest",
-            lambda: manifests.read_manifest(self._run, self._policy, self._step),
-        )
+        published = self._publication.read_published(self._step)
         if published.digest == weights_digest(tensors):
             self._publication.base = LoadedWeights(published, tensors)
         elif not self._diverged:

@@ -9,8 +9,9 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from storage import layout
 from storage.coordination.lifetime import Lifetime
-from storage.errors import ConflictError
+from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor, Manifest
 from storage.store.object_store import ObjectStore
@@ -70,6 +71,23 @@ class WeightPublisher:
         self._pool.shutdown(wait=True)
         self._merger.close()
 
+    def read_published(self, version: int) -> Manifest:
+        """Read the manifest of a version that was published; CorruptError, with what a person can
+        do, where it is missing or damaged.
+        """
+        try:
+            return self._lifetime.retry(
+                "reading a manifest",
+                lambda: manifests.read_manifest(self._run, self._policy, version),
+            )
+        except (NotFoundError, CorruptError) as error:
+            folder = layout.weights(self._policy, version)
+            raise CorruptError(
+                f"version {version} of {self._policy} was published, but cannot be read: {error}; "
+                f"put {self._run.url}/{layout.manifest(folder)} back from a copy of the store, and "
+                "start the run again, or start a new run from an earlier version"
+            ) from error
+
     def _publish(
         self,
         version: int,
@@ -106,9 +124,7 @@ class WeightPublisher:
 
         It then is this trainer's own write whose response was lost, else another trainer's.
         """
-        manifest = self._lifetime.retry(
-            "reading a manifest", lambda: manifests.read_manifest(self._run, self._policy, version)
-        )
+        manifest = self.read_published(version)
         if manifest.digest != digest:
             raise ConflictError(
                 f"version {version} of {self._policy} was published by another trainer with other "

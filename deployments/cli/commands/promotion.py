@@ -221,7 +221,14 @@ def nights(
 
     opened = store()
     names = [name] if name is not None else stored_nights.names(opened)
-    listed = [history.read(opened, each) for each in names]
+    listed, faults = [], {}
+    for training in names:
+        try:
+            listed.append(history.read(opened, training))
+        except ConfigError as error:  # a folder that cannot be listed; the others are shown
+            if name is not None:
+                raise
+            faults[training] = str(error)
     if out is not None:
         if name is None:
             raise ConfigError("--out writes the page of one recurring training; give its NAME")
@@ -242,6 +249,8 @@ def nights(
     for each in listed:
         for where, why in each.unreadable.items():
             warn(f"{each.name}, {where}: {why}")
+    for damaged, fault in faults.items():
+        warn(f"{damaged} is skipped, because it cannot be read: {fault}")
 
 
 def _report(settled: "Settled") -> None:

@@ -537,6 +537,7 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         layout.outcomes: [layout.outcomes("NAME", "9f86")],
         layout.numbers: [],
         layout.merged_deltas: [],
+        layout.leases: [],
         layout.is_shard: [],
         layout.store_prefix: [],
         layout.policy_of_weights: [],

@@ -174,6 +174,7 @@ def test_each_stage_reports_its_progress_after_each_object(run: ObjectStore) -> 
     counts = {"orders": verdict.orders, "shards": verdict.shards}
     counts |= {f"batches of {policy}": STEPS for policy in ("solver", "verifier")}
     counts |= {f"weights of {policy}": STEPS + 1 for policy in ("solver", "verifier")}
+    counts |= {"leases and rounds": 2}  # usage and the end of the orders; it has no others
     assert shares == {
         stage: [(at + 1) / count for at in range(count)] for stage, count in counts.items()
     }
@@ -917,3 +918,36 @@ def test_the_shard_of_a_quarantined_order_has_no_part_in_the_ledger(run: ObjectS
     after = verified(run)
     assert after.ok
     assert after.policies == before.policies
+
+
+@pytest.mark.parametrize("make", ["file", "link"])
+@pytest.mark.parametrize(
+    ("folder", "where"),
+    [
+        (layout.ORDERS, layout.ORDERS),
+        (layout.SHARDS, layout.SHARDS),
+        (layout.LEASES, layout.LEASES),
+        (layout.BATCHES, "batches/solver"),
+        (layout.WEIGHTS, "weights/solver"),
+        ("checkpoints/solver", "checkpoints/solver"),
+        ("rounds/solver", "rounds/solver"),
+        (layout.QUARANTINE, layout.QUARANTINE),
+        (layout.EVALS, layout.EVALS),
+    ],
+)
+def test_a_folder_that_cannot_be_listed_is_a_violation_and_hides_no_other(
+    local_store: ObjectStore, tmp_path: Path, folder: str, where: str, make: str
+) -> None:
+    run = finished_run(local_store)
+    run.put(layout.USAGE, b"{}")
+    (place,) = (path.parent / folder for path in tmp_path.rglob("run.json"))
+    if place.exists():
+        place.rename(tmp_path / "moved")
+    place.parent.mkdir(exist_ok=True)
+    if make == "link":
+        place.symlink_to(tmp_path / "moved")
+    else:
+        place.write_bytes(b"x")
+    found = broken_invariants(run)
+    assert (Invariant.READABLE, layout.USAGE) in found
+    assert where in {key for _, key in found}

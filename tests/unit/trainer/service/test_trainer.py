@@ -701,6 +701,24 @@ def test_a_checkpoint_without_its_version_is_an_error(run: ObjectStore) -> None:
         trained(run, steps=4)
 
 
+@pytest.mark.parametrize("body", [None, b"{}"])
+def test_a_missing_or_damaged_version_before_the_newest_is_an_error_with_a_remedy(
+    run: ObjectStore, body: bytes | None
+) -> None:
+    add_batches(run, 1, 2, 3, 4)
+    for version in (1, 2, 3):
+        publisher.publish(run, POLICY, version, weight_of(version))
+    run.delete(key := "weights/solver/00000002/manifest.json")
+    if body is not None:
+        run.create(key, body)
+    with pytest.raises(
+        CorruptError,
+        match=rf"version 2 of solver was published, but cannot be read: .*; put {run.url}/{key} "
+        "back from a copy of the store, and start the run again, or start a new run from an",
+    ):
+        trained(run, steps=4)
+
+
 class ForeignEngine(CountingEngine):
     """An engine whose `load` raises what its state names."""
 

@@ -69,3 +69,15 @@ def test_damage_is_named_beside_the_list(store: ObjectStore) -> None:
 def test_without_nights_the_command_says_how_to_begin_one(store: ObjectStore) -> None:
     assert "prefect deployment run astraflow/nightly" in call().stdout
     assert "cannot name a recurring training" in call("a/b", code=2).stderr
+
+
+def test_a_damaged_promotion_log_hides_no_other_recurring_training(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    write_week(store)
+    (tmp_path / "store" / "nights" / "broken").mkdir()
+    (tmp_path / "store" / "promotions" / "broken").write_bytes(b"x")
+    result = call()
+    assert NIGHTS[0] in result.stdout
+    assert "broken is skipped, because it cannot be read: " in result.stderr
+    assert "promotions/broken cannot be an object" in call("broken", code=2).stderr
