@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -346,3 +348,20 @@ def test_a_secret_in_the_place_of_its_name_is_refused_before_it_is_stored(
         with pytest.raises(ConfigError, match=r"^ASTRAFLOW_STORE_SECRET is not the name") as raised:
             refuses()
         assert "wJal" not in str(raised.value)
+
+
+def test_events_of_our_prefect_server_have_the_present_tags_of_a_flow_run() -> None:
+    """An automation selects a supervisor by a tag that it gets after its first event."""
+    program = (
+        "from prefect.server.models import events\n"
+        "events._flow_run_resource_data_cache['id'] = {'flow-run': {'tags': []}}\n"
+        "print(events._flow_run_resource_data_cache.get('id'))"
+    )
+    seen = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | environment.PREFECT_SERVER,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert seen.stdout == "None\n"
