@@ -5,6 +5,7 @@ It is brought up as late and only as often as needed, and nothing of it is left 
 the tests did.
 """
 
+import faulthandler
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ from uuid import UUID
 
 import psutil
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from prefect.client.schemas.filters import (
     ArtifactFilter,
     ArtifactFilterFlowRunId,
@@ -62,8 +64,18 @@ STALL_LIMIT_S = 300.0
 """A wait fails when the stack did nothing that can be seen for so long: on a machine with eight
 times the work that it has cores for, the start of a process takes a minute.
 """
+HANG_LIMIT_S = E2E_TIMEOUT_S + 100
+"""After it, the process of a test ends with the stacks of its threads; the limit of other tests is
+shorter (`faulthandler_timeout`).
+"""
 TRACES_INTERVAL_S = 5.0
 """Between two looks at what the stack does; each costs it some CPU time."""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Replace the limit that pytest's own plugin has set just before."""
+    stderr = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(HANG_LIMIT_S, file=stderr, exit=True)
 
 
 @dataclass(frozen=True)
