@@ -18,6 +18,7 @@ from deployments.registration import pools
 from deployments.registration.client import connected
 from deployments.registration.deployments import DEPLOYMENTS, NIGHTLY, TAG, flow_of, form
 from storage.errors import ConfigError
+from tasks.services import notification_block
 
 SUPERVISORS = "astraflow"
 """Flow of the runs and of the nights."""
@@ -44,6 +45,7 @@ def register(api_url: str, notify: str = "") -> list[str]:
     """
     from prefect.exceptions import PrefectHTTPStatusError
 
+    notification_block.check_name("--notify", notify)
     with connected(api_url) as client:
         wanted = [*_restarts(), *(_notifications(client, notify, api_url) if notify else ())]
         for automation in wanted:
@@ -205,11 +207,6 @@ def _block_id(client: Any, notify: str, api_url: str) -> Any:
     from prefect.exceptions import ObjectNotFound
 
     kind, _, name = notify.partition("/")
-    if not kind or not name:
-        raise ConfigError(
-            f"{notify!r} does not name a notification block; write TYPE/NAME, such as "
-            "slack-webhook/on-call"
-        )
     try:
         return client.read_block_document_by_name(name, kind).id
     except ObjectNotFound:

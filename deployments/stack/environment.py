@@ -20,7 +20,7 @@ from deployments.stack.state import Stack
 from storage.machine import gpus as gpu_numbers
 from storage.store import addresses, object_store
 from storage.store.object_store import ObjectStore
-from tasks.services import store_credentials
+from tasks.services import notification_block, store_credentials
 from tasks.services.prefect_settings import COMMAND
 
 UNTRACKED = {
@@ -151,6 +151,7 @@ def refuse_bad_addresses() -> None:
     for name in addresses.VARIABLES:
         given(name)
     secret_name()
+    notification_block.check_name(NOTIFY, given(NOTIFY))
 
 
 def store_url(home: Home, running: Stack | None = None) -> str:

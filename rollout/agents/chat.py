@@ -10,8 +10,8 @@ from typing import Any, Final, TypeAlias
 
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import dump, parse
+from storage.formats.model_config import SPECIAL_TOKENS, TOKENIZER_CONFIG, without_paths
 from storage.machine.temporary_folders import temporary_folder
-from storage.records.types import Json
 from storage.written_files import write_inside
 
 Message: TypeAlias = Mapping[str, str]
@@ -19,11 +19,6 @@ Message: TypeAlias = Mapping[str, str]
 
 PLACEHOLDER: Final = "@@ANSWER@@"
 """Stands for an answer in a conversation that is rendered to find the text around the answer."""
-TOKENIZER_CONFIG: Final = "tokenizer_config.json"
-SPECIAL_TOKENS: Final = "special_tokens_map.json"
-PATH_KEYS: Final = frozenset({"vocab", "merges", "init_inputs"})
-PATH_SUFFIXES: Final = ("_file", "_files", "_spm")
-"""Keys of a tokenizer's settings whose values transformers opens as files."""
 OPENINGS_MAX: Final = 1_024
 """First messages whose tokens are cached: all samples of a prompt begin alike."""
 
@@ -169,25 +164,12 @@ def _settings(files: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the tokenizer's files of settings, without paths; ConfigError for other than JSON."""
     try:
         return {
-            name: dump(_without_paths(parse(files[name], name)))
+            name: dump(without_paths(parse(files[name], name)))
             for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
             if name in files
         }
     except (CorruptError, ConfigError) as error:
         raise _no_tokenizer(files, error) from error
-
-
-def _without_paths(settings: Json) -> Json:
-    """Return a tokenizer's settings without names of files, which may be outside of the model.
-
-    transformers reads their `tokenizer_file`, `vocab` and others, if they are there, instead of the
-    files of the folder. Parts are searched, too: `sp_model_kwargs` may name a `model_file`.
-    """
-    return {
-        key: _without_paths(value) if isinstance(value, dict) else value
-        for key, value in settings.items()
-        if key not in PATH_KEYS and not key.endswith(PATH_SUFFIXES)
-    }
 
 
 def _tokenizer_class(files: Mapping[str, bytes]) -> Any:

@@ -1,11 +1,11 @@
-"""Checks of a model's `config.json` (Hugging Face): its sizes, and the code that it names.
+"""Checks of a model's `config.json` (Hugging Face): its sizes, and the code and files it names.
 
 Libraries allocate by these sizes before they see a tensor: a list entry per layer, a matrix of
 `hidden_size` columns. A damaged or hostile file must not decide how much memory a reader takes.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from storage.errors import CorruptError
@@ -15,9 +15,19 @@ MODEL_CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
 """With it, transformers and peft load an adapter, or another base model."""
 CODE_KEYS: Final = frozenset(
-    {"auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation"}
+    (
+        *("auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation"),
+        *("experts_implementation", "_experts_implementation"),
+    )
 )
 """Keys of a configuration that name Python code, or kernels of the hub."""
+WEIGHTS_KEY: Final = "transformers_weights"
+"""Key of a configuration with the file that transformers loads instead of `model.safetensors`."""
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+SPECIAL_TOKENS: Final = "special_tokens_map.json"
+PATH_KEYS: Final = frozenset({"vocab", "merges", "init_inputs"})
+PATH_SUFFIXES: Final = ("_file", "_files", "_spm")
+"""Keys of a tokenizer's settings whose values transformers opens as files."""
 SIZE_FLOOR: Final = 2**16
 """Sizes up to this one cost little, and are accepted beside any tensors."""
 DIGITS_SHOWN_MAX = 24
@@ -54,14 +64,22 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
 
 def without_code(value: Any) -> Any:
     """Return a JSON value without `CODE_KEYS`, at any depth."""
-    if isinstance(value, dict):
-        return {key: without_code(one) for key, one in value.items() if key not in CODE_KEYS}
-    return [without_code(one) for one in value] if isinstance(value, list) else value
+    return _without(value, CODE_KEYS.__contains__)
+
+
+def without_paths(settings: Any) -> Any:
+    """Return a tokenizer's settings without names of files, which may be outside of the model.
+
+    transformers reads their `tokenizer_file`, `vocab` and others, if they are there, instead of the
+    files of the folder. Parts are searched, too: `sp_model_kwargs` may name a `model_file`.
+    """
+    return _without(settings, lambda key: key in PATH_KEYS or key.endswith(PATH_SUFFIXES))
 
 
 def data_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return a model's extra files as data alone: configurations name no code, and no adapter is
-    among them. Those without such names keep their bytes.
+    """Return a model's extra files as data alone: settings name no code and no other files, of
+    weights or of a tokenizer, and no adapter is among them. Those without such names keep their
+    bytes.
 
     Loaders other than ours read the result: MLflow's imports what `auto_map` names without asking.
 
@@ -75,16 +93,26 @@ def data_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _data_file(name: str, body: bytes) -> bytes:
-    if not name.casefold().endswith(MODEL_CONFIG):  # `tokenizer_config.json`, too
+    is_of_tokenizer = name.casefold() in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
+    if not (is_of_tokenizer or name.casefold().endswith(MODEL_CONFIG)):
         return body
     try:
         config = json.loads(body)  # as transformers parses it
-        data = without_code(config)
+        data = _without(without_code(config), WEIGHTS_KEY.__eq__)
+        data = without_paths(data) if is_of_tokenizer else data
         return body if data == config else json.dumps(data, indent=2).encode()
     except RecursionError:
         raise CorruptError(f"{name} of the model is nested too deeply") from None
     except ValueError:
         return body  # no JSON: loaders refuse it
+
+
+def _without(value: Any, is_dropped: Callable[[str], bool]) -> Any:
+    """Return a JSON value without the keys that are dropped, at any depth."""
+    if isinstance(value, dict):
+        kept = {key: one for key, one in value.items() if not is_dropped(key)}
+        return {key: _without(one, is_dropped) for key, one in kept.items()}
+    return [_without(one, is_dropped) for one in value] if isinstance(value, list) else value
 
 
 def _is_size(key: str) -> bool:

@@ -21,7 +21,7 @@ VARIABLES = {
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 """An address in a text."""
 _SECRET = re.compile(
-    r"passw|pwd|token|secret|credential|signature|api_?key|access_?key|^auth|^(key|sig|pass|pw)$",
+    r"passw|pwd|token|secret|credential|signature|api[_-]?key|access[_-]?key|bearer|jwt|^auth|^(key|sig|pass|pw)$",
     re.IGNORECASE,
 )
 """Names of query parameters whose values are secrets."""

@@ -26,7 +26,7 @@ from tasks.recipes import loader
 from tasks.recurring import judging, planning, prefect_steps
 from tasks.recurring.due_time import night_id
 from tasks.recurring.planning import HEARTBEAT_INTERVAL_S, Schedule
-from tasks.services import store_credentials
+from tasks.services import notification_block, store_credentials
 from tasks.supervision.launcher import introduce
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ async def run(request: NightRequest, train: Train) -> State[None]:
         AstraFlowError: the night cannot begin, or the store did not answer. It has no outcome, and
             can be started again.
     """
+    notification_block.check_name("notify", request.notify)
     config = loader.load(request.recipe, request.overrides)
     name = request.name or config.name
     night = request.night or night_id(flow_run.get_scheduled_start_time())

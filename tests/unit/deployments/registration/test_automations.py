@@ -80,8 +80,13 @@ def test_notifications_need_a_block_which_must_exist(registered: Any) -> None:
         assert server.created[name].actions[0].block_document_id == BLOCK
     with pytest.raises(ConfigError, match="has no block slack-webhook/nobody; create it"):
         registered(Server(), "slack-webhook/nobody")
-    with pytest.raises(ConfigError, match="'on-call' does not name a notification block"):
-        registered(Server(), "on-call")
+
+
+@pytest.mark.parametrize("name", ["on-call-1", "https://hooks.slack.com/services/T0/B0/on-call-1"])
+def test_what_names_no_block_is_refused_and_not_shown(registered: Any, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--notify does not name a notification") as raised:
+        registered(Server(), name)
+    assert "on-call-1" not in str(raised.value)
 
 
 def _event(name: str, resource: dict[str, str], *related: tuple[str, str, str]) -> ReceivedEvent:

@@ -365,3 +365,14 @@ def test_events_of_our_prefect_server_have_the_present_tags_of_a_flow_run() -> N
         check=True,
     )
     assert seen.stdout == "None\n"
+
+
+def test_a_webhook_in_the_place_of_its_block_is_refused_before_anything_is_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_NOTIFY", "slack-webhook/on-call")
+    environment.refuse_bad_addresses()
+    monkeypatch.setenv("ASTRAFLOW_NOTIFY", "https://hooks.slack.com/services/T0/B0/wJalrXUtnFEMI")
+    with pytest.raises(ConfigError, match=r"^ASTRAFLOW_NOTIFY does not name") as raised:
+        environment.refuse_bad_addresses()
+    assert "wJal" not in str(raised.value)

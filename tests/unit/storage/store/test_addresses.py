@@ -36,6 +36,8 @@ HIDDEN = [
     ("https://host/api&token=s3cr3t", "https://host/api"),
     ("postgresql://host/db?%70assword=s3cr3t", "postgresql://host/db"),
     ("https://host/api?pass=s3cr3t", "https://host/api"),
+    ("https://host/api?api-key=s3cr3t", "https://host/api"),
+    ("https://host/api?jwt=s3cr3t", "https://host/api"),
 ]
 CLEAN = [
     "http://127.0.0.1:4200/api",

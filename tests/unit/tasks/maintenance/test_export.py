@@ -32,9 +32,10 @@ def test_an_exported_folder_has_the_weights_of_its_version_and_the_extra_files(
 def test_an_export_names_no_code_and_no_other_adapter(tmp_path: Path) -> None:
     code = {"auto_map": {"AutoConfig": "someone/model--code.Config"}}
     config = {"model_type": "qwen3", "nested": [{"custom_pipelines": {}, "size": 1}], **code}
+    kernels = {"attn_implementation": "someone/kernel", "experts_implementation": "sonicmoe"}
     small_run = SmallRun("export-code")
     files = {
-        "config.json": json.dumps({**config, "attn_implementation": "someone/kernel"}).encode(),
+        "config.json": json.dumps({**config, **kernels}).encode(),
         "tokenizer_config.json": json.dumps({**code, "model_max_length": 10**30}).encode(),
         "generation_config.json": b"no JSON",
         "adapter_config.json": b'{"base_model_name_or_path": "someone/else"}',
@@ -52,6 +53,27 @@ def test_an_export_names_no_code_and_no_other_adapter(tmp_path: Path) -> None:
     assert json.loads(written.pop("tokenizer_config.json")) == {"model_max_length": 10**30}
     unchanged = ("generation_config.json", "added_tokens.json")
     assert written == {name: files[name] for name in unchanged}
+
+
+def test_an_export_names_no_files_outside_of_it(tmp_path: Path) -> None:
+    files = {
+        "config.json": {"transformers_weights": "/other/model.safetensors", "size": 1},
+        "tokenizer_config.json": {"tokenizer_file": "/other/tokenizer.json", "vocab": "/x", "a": 1},
+        "special_tokens_map.json": {"parts": [{"merges": "/other/merges.txt"}], "b": 2},
+        "tokenizer.json": {"vocab": {"a": 1}},
+    }
+    small_run = SmallRun("export-files")
+    small_run.version(
+        "solver", 0, {name: json.dumps(body).encode() for name, body in files.items()}
+    )
+    assert export_model(small_run.run, "solver", 0, tmp_path) == 0
+    written = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert written == {
+        "config.json": {"size": 1},
+        "tokenizer_config.json": {"a": 1},
+        "special_tokens_map.json": {"parts": [{}], "b": 2},
+        "tokenizer.json": {"vocab": {"a": 1}},
+    }
 
 
 def test_a_configuration_that_is_nested_too_deeply_is_not_exported(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The steps of a night on a Prefect server: their order in the graph, names, tags and retries."""
 
 import asyncio
+import dataclasses
 import gc
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.runtime import flow_run
 
-from storage.errors import TransientError
+from storage.errors import ConfigError, TransientError
 from storage.promotion import nights
 from storage.records.control import Stop
 from storage.records.nights import NightEnd
@@ -175,6 +176,16 @@ def test_the_steps_of_a_night_follow_from_each_other(
     assert steps[report].state_name == "Failed", "and the night has ended all the same"
     assert steps[report].run_count == 1
     assert steps[notify].state_name == "Completed"
+
+
+def test_a_webhook_in_the_place_of_its_block_ends_a_night_before_it_begins() -> None:
+    async def train() -> State[Any]:
+        raise AssertionError("nothing is trained")
+
+    webhook = "https://hooks.slack.com/services/T0/B0/wJalrXUtnFEMI"
+    with pytest.raises(ConfigError, match=r"^notify does not name a notification") as raised:
+        asyncio.run(night.run(dataclasses.replace(request(), notify=webhook), train))
+    assert "wJal" not in str(raised.value)
 
 
 def test_the_report_of_a_night_is_an_artifact_of_its_flow_run(store: ObjectStore) -> None:

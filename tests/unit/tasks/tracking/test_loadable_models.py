@@ -104,6 +104,19 @@ def test_a_reference_is_loaded_from_the_store(uri: str, tmp_path: Path) -> None:
     assert weights == []
 
 
+def test_a_reference_loads_its_weights_whatever_file_the_configuration_names(
+    uri: str, tmp_path: Path
+) -> None:
+    other = random_model(model_config(BASE), seed=1)
+    other.save_pretrained(tmp_path / "other")
+    changed = {"transformers_weights": str(tmp_path / "other" / "model.safetensors")}
+    _, model = registered(tmp_path, uri, "reference", changed)
+    path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
+    loaded = referenced_model._load_pyfunc(str(path.parent)).pipeline.model.state_dict()
+    expected = model.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in loaded.items())
+
+
 def test_a_reference_to_other_weights_is_refused(uri: str, tmp_path: Path) -> None:
     registered(tmp_path, uri, "reference")
     path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
