@@ -524,6 +524,7 @@ def test_an_anchor_with_whole_tensors_in_its_delta_is_correct_on_both_paths(
     assert audited(memory_store) == []
 
 
+@pytest.mark.usefixtures("pays")
 def test_deltas_that_exceed_the_memory_limit_together_are_not_merged(
     memory_store: ObjectStore,
 ) -> None:
