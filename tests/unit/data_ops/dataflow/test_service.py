@@ -599,6 +599,9 @@ def test_the_service_ends_when_all_batches_exist(memory_store: ObjectStore) -> N
     heartbeat_writer = service(simulation, simulation.run, threading.Event())
     assert progress_of(heartbeat_writer.last, DataflowProgress).batches["verifier"] == 4
     assert progress_of(heartbeat_writer.last, DataflowProgress).orders == len(simulation.orders())
+    end = orders.read_end(simulation.run)
+    assert end is not None
+    assert end.orders == len(simulation.orders())
 
 
 def test_the_service_returns_when_the_run_or_the_service_is_stopped(

@@ -117,3 +117,22 @@ def test_a_slice_is_converted_without_the_lists_of_the_rows_behind_it() -> None:
     assert len(batch.column("a").values) == 2
     schema = pa.schema([("a", pa.list_(pa.string()))])
     assert batch.cast(schema).to_pylist() == [{"a": ["7" * 1_000] * 2}]
+
+
+def sizes_of(value: Any) -> tuple[int, int]:
+    """Bytes of text, and values, the containers among them."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    counts = [sizes_of(part) for part in parts]
+    text = len(value.encode()) if isinstance(value, str) else 0
+    return text + sum(each for each, _ in counts), 1 + sum(each for _, each in counts)
+
+
+def test_the_size_of_each_row_of_nested_lists_is_its_own() -> None:
+    rows = [
+        {"a": [["7" * 5, None], [], ["é"]], "b": [{"c": "12", "d": 1.0}]},
+        {"a": [], "b": None},
+        {"a": None, "b": []},
+        {"a": [["1"]], "b": [{"c": None, "d": 2.0}, {"c": "3" * 40, "d": None}]},
+    ]
+    text, values = parquet._row_sizes(pa.array(rows))
+    assert list(zip(text.tolist(), values.tolist(), strict=True)) == [*map(sizes_of, rows)]

@@ -203,6 +203,21 @@ async def test_a_child_whose_memory_is_full_is_replaced_after_its_answer(
         pool.close()
 
 
+async def test_after_a_child_without_an_answer_a_new_one_is_asked_and_no_used_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Used children end without an answer to a question that exceeds their memory."""
+    with monkeypatch.context() as patched:
+        used = [started(ENDING, patched, stall_s=30.0) for _ in range(3)]
+    pool = JudgePool(timeout_s=30.0, judges_max=1)
+    pool._idle = list(used)
+    try:
+        assert await pool.equal("x+1", "1+x")
+        assert pool._idle[:2] == used[:2]
+    finally:
+        pool.close()
+
+
 async def test_a_closed_pool_gives_no_further_verdict() -> None:
     pool = JudgePool(timeout_s=30.0, judges_max=1)
     pool.close()
@@ -254,6 +269,10 @@ CRASHING = "raise SystemExit(3)"
 FULL = """print('{"ready": true}', flush=True)
 input()
 print('{"equal": true, "last": true}', flush=True)
+"""
+ENDING = """
+print('{"ready": true}', flush=True)
+input()
 """
 UNABLE = """print('{"failed": "no sympy"}', flush=True)"""
 

@@ -1,9 +1,11 @@
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from rollout.agents.episode_time import CURRENT, EpisodeLimit
 from rollout.rewards import math_reward
 from rollout.rewards.judge_process import JudgeTimeoutError
 from rollout.rewards.math_reward import INLINE_CHARS_MAX, MathReward
@@ -55,6 +57,33 @@ async def test_an_answer_over_the_judging_time_has_no_reward() -> None:
             await impatient.score("\\boxed{9^{9^{9^{9}}}+x}", prompt("9^{9^{9^{8}}}+x"))
     finally:
         impatient.close()
+
+
+class Queue:
+    """Judges that are busy with other answers: notes whether the episode's time is running."""
+
+    def __init__(self, timeout: asyncio.Timeout) -> None:
+        self.deadlines: list[float | None] = []
+        self._timeout = timeout
+
+    async def equal(self, answer: str, reference: str) -> bool:
+        self.deadlines.append(self._timeout.when())
+        return True
+
+
+async def test_an_episode_spends_no_time_while_its_answer_waits_for_a_judge(
+    reward: MathReward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asyncio.timeout(600.0) as timeout:
+        queue, token = Queue(timeout), CURRENT.set(EpisodeLimit(timeout))
+        try:
+            with monkeypatch.context() as patched:
+                patched.setattr(reward, "_judges", queue)
+                assert await reward.score("\\boxed{1+x}", prompt("x+1")) == Judgement(1.0)
+        finally:
+            CURRENT.reset(token)
+        assert queue.deadlines == [None]
+        assert timeout.when() is not None
 
 
 async def test_a_long_answer_is_searched_outside_the_event_loop(

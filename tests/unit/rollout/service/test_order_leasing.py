@@ -5,7 +5,11 @@ from typing import Any
 import pytest
 
 from rollout.service import order_leasing
-from rollout.service.order_leasing import LOST_INTERVAL_S, OrderLeasing
+from rollout.service.order_leasing import (
+    LOST_INTERVAL_S,
+    RECHECK_INTERVAL_MAX_S,
+    OrderLeasing,
+)
 from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
@@ -390,19 +394,38 @@ class CountedReads:
     """A backend that counts reads and existence checks."""
 
     def __init__(self, backend: Backend) -> None:
-        self.count = 0
+        self.count = self.of_leases = 0
         self._backend = backend
 
     def read(self, key: str) -> bytes:
-        self.count += 1
+        self._add(key)
         return self._backend.read(key)
 
     def exists(self, key: str) -> bool:
-        self.count += 1
+        self._add(key)
         return self._backend.exists(key)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
+
+    def _add(self, key: str) -> None:
+        self.count += 1
+        self.of_leases += key.startswith(layout.LEASES)
+
+
+def test_an_order_leased_elsewhere_is_checked_once_a_second(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 1)
+    clock = Clock()
+    assert numbers(claims_of(memory_store, clock, "a")) == [0]
+    backend = CountedReads(memory_store.backend)
+    claims = claims_of(replace(memory_store, backend=backend), clock, "b")
+    counts = []
+    for _ in range(6):
+        before = backend.of_leases
+        assert claims.next() is None
+        counts.append(backend.of_leases - before)
+        clock.now_s += RECHECK_INTERVAL_MAX_S / 2
+    assert counts == [2, 0, 2, 0, 2, 0]
 
 
 def test_one_order_that_counts_as_done_is_checked_in_an_interval(

@@ -1,3 +1,7 @@
+import asyncio
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from rollout.config import EngineConfig
@@ -6,9 +10,12 @@ from rollout.service.weight_sync import WeightSync
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.formats.safetensors import weights_digest
 from storage.records.control import WaitReason
+from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
+from storage.weights.manifests import LoadedWeights
 from tests.support.runs.builders import tensors
+from tests.support.runs.dataflow_world import OutageBackend
 from tests.support.runs.fakes import ScriptedEngine
 from tests.support.stores.damaged_weights import spoil
 
@@ -22,7 +29,8 @@ async def engine_at(run: ObjectStore, version: int) -> ScriptedEngine:
     for each in range(version + 1):
         publisher.publish(run, "solver", each, tensors(each))
     engine = ScriptedEngine(EngineConfig(), {})
-    await engine.load(version, tensors(version))
+    if version >= 0:
+        await engine.load(version, tensors(version))
     return engine
 
 
@@ -73,3 +81,88 @@ async def test_damaged_weights_are_never_loaded_and_are_reported(
     assert await refresher.refresh()
     assert engine.version == 3
     assert refresher.wait_reason is WaitReason.NONE
+
+
+class Pauses:
+    """In the place of `asyncio.sleep`: notes the pauses, takes no time, and ends after `count`."""
+
+    def __init__(self, count: int) -> None:
+        self.asked: list[float] = []
+        self._count = count
+
+    async def __call__(self, delay: float) -> None:
+        self.asked.append(delay)
+        if len(self.asked) == self._count:
+            raise asyncio.CancelledError
+
+
+async def pauses_of(sync: WeightSync, count: int, patch: pytest.MonkeyPatch) -> list[float]:
+    pauses = Pauses(count)
+    with patch.context() as patched:
+        patched.setattr(asyncio, "sleep", pauses)
+        with pytest.raises(asyncio.CancelledError):
+            await sync.serve()
+    return pauses.asked
+
+
+async def test_pauses_after_damage_double_up_to_a_minute_and_end_with_it(
+    memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await engine_at(memory_store, 1)
+    publisher.publish(memory_store, "solver", 2, tensors(2))
+    spoil(memory_store, "solver", 2)
+    sync = WeightSync(memory_store, "solver", WeightLoader(engine), 0.7, heartbeat_writer)
+    pauses = await pauses_of(sync, 9, monkeypatch)
+    assert pauses == [0.7, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    publisher.publish(memory_store, "solver", 3, tensors(3))
+    assert await pauses_of(sync, 2, monkeypatch) == [0.7, 0.7]
+    assert engine.version == 3
+
+
+async def test_pauses_of_an_outage_are_shorter_and_end_with_it_also_without_a_newer_version(
+    memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await engine_at(memory_store, 1)
+    backend = OutageBackend(memory_store.backend)
+    run = replace(memory_store, backend=backend, patience_s=0.0)
+    sync = WeightSync(run, "solver", WeightLoader(engine), 0.1, heartbeat_writer)
+    backend.down.set()
+    assert await pauses_of(sync, 7, monkeypatch) == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert sync.wait_reason is WaitReason.STORE
+    backend.down.clear()
+    assert await pauses_of(sync, 1, monkeypatch) == [0.1]
+    assert (sync.failures, sync.wait_reason) == (7, WaitReason.NONE)
+
+
+class Recorded(WeightLoader):
+    """Keeps the versions that it was given."""
+
+    def __init__(self, engine: ScriptedEngine) -> None:
+        super().__init__(engine)
+        self.given: list[LoadedWeights] = []
+
+    async def load(self, weights: LoadedWeights) -> None:
+        self.given.append(weights)
+        await super().load(weights)
+
+
+async def test_a_version_is_written_to_the_memory_of_the_version_before_the_loaded_one(
+    memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter
+) -> None:
+    """Of two buffers in turn, so that a refresh needs no fresh memory; the loaded bits stay."""
+    loader = Recorded(await engine_at(memory_store, -1))
+    sync = WeightSync(memory_store, "solver", loader, 0.1, heartbeat_writer)
+    base = None
+    for version in range(8):
+        bits = np.arange(1000, dtype=np.uint16)
+        bits[0] += version
+        weights = {"weight": HostTensor("BF16", (1000,), bits)}
+        base = LoadedWeights(
+            publisher.publish(memory_store, "solver", version, weights, base=base), weights
+        )
+        assert await sync.refresh()
+        for loaded in loader.given[-2:]:
+            assert weights_digest(loaded.tensors) == loaded.manifest.digest
+    assert [each.manifest.kind for each in loader.given] == ["anchor"] + ["delta"] * 7
+    places = {each.tensors["weight"].bits.ctypes.data for each in loader.given[1:]}
+    assert len(places) == 2

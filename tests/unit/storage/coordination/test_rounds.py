@@ -1,5 +1,7 @@
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,6 +10,7 @@ from storage.coordination import rounds
 from storage.errors import ConflictError, CorruptError
 from storage.formats.json_objects import seal
 from storage.records.control import Round, RoundEntry
+from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore, open_store
 
 VALUE = b"\x00address"
@@ -42,6 +45,29 @@ def test_a_round_that_was_ended_cannot_be_joined_and_the_next_can(run: ObjectSto
     third = rounds.open_next(run, "solver")
     rounds.end(run, first)
     assert rounds.read_open(run, "solver") == third
+
+
+class FasterLeader:
+    """A backend in which another leader opens the first `wins` rounds just before this one."""
+
+    def __init__(self, backend: Backend, wins: int) -> None:
+        self._backend, self._wins = backend, wins
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def create(self, key: str, body: bytes) -> bool:
+        if self._wins:
+            self._wins -= 1
+            number = int(key.rpartition("/")[2].removesuffix(".json"))
+            self._backend.create(key, seal(Round(policy="solver", number=number, is_open=True)))
+        return self._backend.create(key, body)
+
+
+def test_two_leaders_never_have_one_round(run: ObjectStore) -> None:
+    slower = replace(run, backend=FasterLeader(run.backend, wins=2))
+    assert rounds.open_next(slower, "solver").number == 3
+    assert rounds.newest_number(run, "solver") == 3
 
 
 def test_an_entry_is_created_once_and_belongs_to_its_round(run: ObjectStore) -> None:

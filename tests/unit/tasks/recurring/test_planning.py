@@ -239,8 +239,13 @@ def test_a_night_that_keeps_dying_without_storing_anything_has_failed(
 @pytest.mark.parametrize(
     "key",
     [
+        "runs/tiny-{night}/run.json",
+        "runs/tiny-{night}/stop.json",
         "runs/tiny-{night}/shards/00000000.arrow",
+        "runs/tiny-{night}/batches/solver/00000001.arrow",
+        "runs/tiny-{night}/evals/00000001.arrow",
         "runs/tiny-{night}/weights/solver/00000001/manifest.json",
+        "runs/tiny-{night}/checkpoints/solver/00000001/manifest.json",
         "promotions/tiny/outcomes/5f.arrow",
     ],
 )
