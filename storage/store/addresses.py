@@ -21,7 +21,7 @@ VARIABLES = {
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 """An address in a text."""
 _SECRET = re.compile(
-    r"passw|pwd|token|secret|credential|signature|api[_-]?key|access[_-]?key|bearer|jwt|^auth|^(key|sig|pass|pw)$",
+    r"passw|pwd|token|secret|credential|signature|api[_-]?key|access[_-]?key|bearer|jwt|^auth|^(key|sig|sas|pass|pw)$",
     re.IGNORECASE,
 )
 """Names of query parameters whose values are secrets."""
@@ -34,7 +34,9 @@ _PARAMETERS = re.compile(r"[?&#;]")
 
 
 def holds_credentials(url: str) -> bool:
-    """Return whether the address has a user, or a parameter that is named like a secret."""
+    """Return whether the address has a user, or a parameter that is named like a secret or is such
+    an address itself.
+    """
     scheme, separator, rest = url.partition("://")
     if not separator:
         return _SHORTENED.match(url) is not None
@@ -43,8 +45,9 @@ def holds_credentials(url: str) -> bool:
     authority = rest.partition("/")[0] if scheme in _WITH_PATHS else rest
     has_user = "@" in authority or (scheme == "s3" and ":" in authority)
     return has_user or any(
-        _SECRET.search(unquote(parameter.partition("=")[0]))
-        for parameter in _PARAMETERS.split(rest)[1:]
+        _SECRET.search(unquote(name))
+        or ("://" in unquote(value) and holds_credentials(unquote(value)))
+        for name, _, value in (one.partition("=") for one in _PARAMETERS.split(rest)[1:])
     )
 
 

@@ -38,6 +38,9 @@ HIDDEN = [
     ("https://host/api?pass=s3cr3t", "https://host/api"),
     ("https://host/api?api-key=s3cr3t", "https://host/api"),
     ("https://host/api?jwt=s3cr3t", "https://host/api"),
+    ("https://host/api?sas=s3cr3t", "https://host/api"),
+    ("s3://bucket/prefix?endpoint=http://me:s3cr3t@host:9000", "s3://…"),
+    ("s3://bucket/prefix?endpoint=http%3A%2F%2Fme:s3cr3t%40host:9000", "s3://bucket/prefix"),
 ]
 CLEAN = [
     "http://127.0.0.1:4200/api",
