@@ -8,7 +8,7 @@ from typing import Any
 
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import dump
-from storage.formats.model_config import check_sizes
+from storage.formats.model_config import check_sizes, without_code
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 
@@ -46,7 +46,7 @@ def _skeleton(model_config: Json) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = dict(model_config)
+    settings = without_code(model_config)
     try:
         config = AutoConfig.for_model(settings.pop("model_type"), **settings)
         with torch.device("meta"):

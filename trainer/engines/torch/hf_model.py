@@ -18,6 +18,7 @@ from torch.nn import Embedding
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from storage.errors import AstraFlowError, ConfigError, CorruptError
+from storage.formats.model_config import without_code
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.step.logprobs import token_logprobs
@@ -284,7 +285,7 @@ def _build(model_config: Json) -> Any:
     )
 
     try:
-        config = AutoConfig.for_model(**model_config)
+        config = AutoConfig.for_model(**without_code(model_config))
         _switch_off_dropout(config)
         config.return_dict = True
         # A config.json may name code of its own (auto_map): a model is data, so that is never run,

@@ -393,8 +393,9 @@ async def test_a_config_json_of_absurd_sizes_is_refused_before_a_server_loads_an
     await engine.close()
 
 
-async def test_a_kernel_of_the_hub_in_a_config_json_is_not_loaded(peer: Peer) -> None:
-    engine = started(peer, {**CONFIG, "attn_implementation": "kernels-community/evil"})
+@pytest.mark.parametrize("key", ["attn_implementation", "experts_implementation"])
+async def test_a_kernel_of_the_hub_in_a_config_json_is_not_loaded(peer: Peer, key: str) -> None:
+    engine = started(peer, {**CONFIG, key: "kernels-community/evil"})
     await engine.load(0, counting(1))
     assert engine.version == 0
     await engine.close()

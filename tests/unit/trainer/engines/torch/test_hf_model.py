@@ -216,3 +216,8 @@ def test_an_attention_that_a_model_does_not_support_is_refused_with_a_remedy() -
         ConfigError, match=r"train.attention: nothing cannot be used with .* qwen3.* sdpa"
     ):
         opened(attention="nothing")
+
+
+def test_a_config_json_selects_no_kernel_of_the_hub() -> None:
+    model = opened(MODEL_CONFIG | {"experts_implementation": "sonicmoe"})
+    assert model.model.config._experts_implementation != "sonicmoe"
