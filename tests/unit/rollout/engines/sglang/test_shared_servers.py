@@ -328,6 +328,34 @@ async def test_closing_one_policy_leaves_the_server_to_the_other(
     assert [process.stopped for process in processes] == [True]
 
 
+async def test_a_policy_that_leaves_during_an_update_of_another_is_served_no_more(
+    peer: Peer, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "ABORT_S", 0.05)  # there is nothing to abort
+    solver, verifier = pair
+    await solver.load_adapter(1, FORM, adapted(base(), 1))
+    await verifier.load_adapter(1, FORM, adapted(base(), 2))
+    asked, left = threading.Event(), threading.Event()
+
+    def slowly(body: Json) -> Reply:
+        asked.set()
+        assert left.wait(60)
+        peer.adapters[body["lora_name"]] = {}
+        return 200, {"success": True}
+
+    peer.replies["/load_lora_adapter"] = [slowly]
+    updating = asyncio.ensure_future(verifier.load_adapter(2, FORM, adapted(base(), 3)))
+    assert await asyncio.to_thread(asked.wait, 60)
+    leaving = asyncio.ensure_future(solver.close())
+    while len(solver._servers._engines) > 1:  # noqa: ASYNC110 -- it has no event for it
+        await asyncio.sleep(0.01)
+    left.set()
+    await asyncio.gather(updating, leaving)
+    assert numbers(peer) == ["2"]
+    await verifier.load_adapter(3, FORM, adapted(base(), 4))
+    assert numbers(peer) == ["3"]
+
+
 async def test_a_request_that_a_server_does_not_abort_ends_with_its_engine(
     peer: Peer, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
