@@ -264,9 +264,11 @@ def _cancel_suspended(stored: "ObjectStore", run: str, previous_stop: "Stop") ->
     try:
         resumed = flow_runs.resume_if_suspended(up_down.adopt_server(home()), run)
     except ConfigError as error:
-        warn(f"{run} is cancelled in the store, and its flow run in Prefect is as before: {error}")
-        warn("repeat the command when Prefect answers, so that the run is closed")
-        return
+        if previous_stop.state == "suspended":
+            warn(f"{run} is cancelled in the store, its flow run in Prefect is as before: {error}")
+            warn("repeat the command when Prefect answers, so that the run is closed")
+            return
+        resumed = None
     if resumed:
         say(f"{run} is being cancelled: its flow run goes on with the closing steps")
     elif previous_stop.state == "suspended":
