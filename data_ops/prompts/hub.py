@@ -2,6 +2,9 @@
 
 import logging
 from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from data_ops.prompts.rows import collect
 from data_ops.prompts.source import Columns
@@ -10,14 +13,24 @@ from storage.errors import ConfigError
 from storage.formats import json_values
 from storage.records.rollouts import Prompt
 from storage.records.types import Json
+from storage.store.addresses import holds_credentials
 
 log = logging.getLogger(__name__)
+
+
+def _check_hub_name(name: str) -> str:
+    if holds_credentials(name):
+        raise ValueError(
+            "contains a user, a password or a token, and recipes are stored; write the data set's "
+            "name, such as openai/gsm8k, and set HF_TOKEN"
+        )
+    return name
 
 
 class HubPrompts(Columns):
     """`prompts: {hub: openai/gsm8k, hub_config: main, split: train, answer_after: "####"}`."""
 
-    hub: str
+    hub: Annotated[str, AfterValidator(_check_hub_name)]
     """A data set of the Hugging Face hub, such as `openai/gsm8k`."""
     hub_config: str | None = None
     """The data set's configuration name, such as `main`."""

@@ -1166,6 +1166,16 @@ def test_a_credential_in_the_files_of_a_window_is_refused_and_not_repeated() -> 
     assert "hidden" not in message
 
 
+@pytest.mark.parametrize("place", ["data.prompts", "evaluation.prompts", "gate.datasets.near"])
+@pytest.mark.parametrize("hub", ["https://me:hidden@huggingface.co/x", "https://h/x?token=hidden"])
+def test_a_credential_in_the_name_of_a_data_set_is_refused_and_not_repeated(
+    place: str, hub: str
+) -> None:
+    message = error_of(RECIPE, **{place: {"hub": hub}})
+    assert f"{place}.hub: contains a user, a password or a token" in message
+    assert "hidden" not in message
+
+
 def test_the_same_window_for_training_and_evaluation_is_refused() -> None:
     prompts = {"window": {"files": ["/a/*.jsonl"]}}
     message = error_of(RECIPE, prompts=prompts, **{"evaluation.prompts": prompts})
