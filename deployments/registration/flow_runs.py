@@ -109,16 +109,20 @@ def newest_supervisor(api_url: str, run_id: str, limits: RequestLimits = COMMAND
     return _state_of(found[0]) if found else None
 
 
-def resume(api_url: str, run_id: str) -> FlowRun | None:
+def resume(api_url: str, run_id: str, suspended_s: float) -> FlowRun | None:
     """Resume the suspended flow run that supervises the run, or the night around it; return it.
 
-    None when there is none. Raises ConfigError when its supervisor has not left yet, or Prefect
-    refuses.
+    None when there is none. Raises ConfigError when its supervisor has not left yet, when it was
+    resumed since `suspended_s`, or Prefect refuses.
     """
     with connected(api_url) as client:
         flow_run = _suspended_or_own(client, api_url, run_id)
         if flow_run is None or _state_of(flow_run).final:
             return None
+        if _goes_on(flow_run, suspended_s):
+            raise ConfigError(
+                f"{run_id} is being resumed already; `astraflow status {run_id}` shows its state"
+            )
         if not _state_of(flow_run).is_suspended:
             raise ConfigError(
                 f"the flow run {flow_run.name} is {_state_of(flow_run).state}, not yet Suspended: "
@@ -135,6 +139,26 @@ def resume_if_suspended(api_url: str, run_id: str) -> FlowRun | None:
         if flow_run is None or not _state_of(flow_run).is_suspended:
             return None
         return _resume(client, flow_run)
+
+
+def is_being_resumed(api_url: str, run_id: str, suspended_s: float) -> bool:
+    """Return whether a run with a suspension of this time is being resumed: its supervisor, which
+    deletes the suspension, has not begun.
+    """
+    with connected(api_url) as client:
+        flow_run = _suspended_or_own(client, api_url, run_id)
+        return flow_run is not None and _goes_on(flow_run, suspended_s)
+
+
+def _goes_on(flow_run: Any, suspended_s: float) -> bool:
+    """Return whether the flow run was resumed or started since then."""
+    from tasks.supervision.launcher import SUSPENDING
+
+    state = flow_run.state
+    if state is None or state.is_final() or state.is_paused() or state.is_cancelling():
+        return False
+    resumed: bool = state.name != SUSPENDING and state.timestamp.timestamp() > suspended_s
+    return resumed
 
 
 def _suspended_or_own(client: Any, api_url: str, run_id: str) -> Any:

@@ -293,9 +293,25 @@ def suspend(run: NamedRun) -> None:
     if stop.state != "suspended":
         raise ConfigError(f"{run} is {stop.state}, so it cannot be suspended: {stop.reason}")
     if before is not None:
+        _refuse_to_suspend_what_is_being_resumed(run, before)
         say(f"{run} is already suspended: {stop.reason}; `astraflow resume {run}` goes on")
         return
     say(f"{run} is being suspended; `astraflow resume {run}` goes on when its members have left")
+
+
+def _refuse_to_suspend_what_is_being_resumed(run: str, before: "Stop") -> None:
+    """Raise ConfigError while the supervisor of a resumed run has not begun: it would go on."""
+    from deployments.registration import flow_runs
+    from deployments.stack import up_down
+
+    try:
+        resumed = flow_runs.is_being_resumed(up_down.adopt_server(home()), run, before.at_s)
+    except ConfigError:  # without Prefect nothing is resumed either
+        return
+    if resumed:
+        raise ConfigError(
+            f"{run} is being resumed; suspend it when `astraflow status {run}` shows it running"
+        )
 
 
 def resume(run: NamedRun) -> None:
@@ -315,7 +331,7 @@ def resume(run: NamedRun) -> None:
     if stop.state != "suspended":
         remedy = "" if stop.state == "completed" else f"; {again} takes it up"
         raise ConfigError(f"{run} is {stop.state}, not suspended: {stop.reason}{remedy}")
-    if flow_runs.resume(up_down.adopt_server(home()), run) is None:
+    if flow_runs.resume(up_down.adopt_server(home()), run, stop.at_s) is None:
         raise ConfigError(f"Prefect has no suspended flow run of {run}; start it with {again}")
     say(f"{run} is resumed; `astraflow attach {run}` shows it")
 

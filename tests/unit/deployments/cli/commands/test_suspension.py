@@ -20,6 +20,7 @@ from storage.records.control import RunEnd, Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
 from tasks.recipes import loader
+from tasks.supervision.suspension import RESUMING
 from tests.support.runs.flow_run_states import history
 
 AGAIN = "`astraflow run --run-id tiny-1` with the same settings"
@@ -74,7 +75,10 @@ def call(command: str, run_id: str = "tiny-1") -> Result:
     return CliRunner().invoke(app, [command, run_id])
 
 
-def test_a_suspension_is_stored_and_a_second_one_changes_nothing(run: ObjectStore) -> None:
+def test_a_suspension_is_stored_and_a_second_one_changes_nothing(
+    run: ObjectStore, server: Server
+) -> None:
+    server.add("Running")
     first = call("suspend")
     assert (first.exit_code, first.output) == (
         0,
@@ -163,6 +167,32 @@ def test_without_a_suspended_flow_run_the_error_says_what_to_do(
     assert server.resumed == []
 
 
+@pytest.mark.parametrize("state", [RESUMING, "Pending", "Running"])
+def test_a_run_that_is_being_resumed_is_neither_suspended_nor_resumed_again(
+    run: ObjectStore, server: Server, state: str
+) -> None:
+    """Its supervisor, which deletes the suspension, has not begun."""
+    stop = runs.request_stop(run, Stop("suspended", "suspended from the command line", 1.0))
+    server.add(state)
+    suspended = call("suspend")
+    assert suspended.exit_code == 2
+    assert "tiny-1 is being resumed; suspend it when `astraflow status" in suspended.stderr
+    resumed = call("resume")
+    assert resumed.exit_code == 2
+    assert "tiny-1 is being resumed already" in resumed.stderr
+    assert server.resumed == []
+    assert runs.read_stop(run) == stop
+
+
+@pytest.mark.parametrize("state", ["Suspended", "Suspending", "Cancelled"])
+def test_a_suspended_run_that_is_not_resumed_stays_suspended(
+    run: ObjectStore, server: Server, state: str
+) -> None:
+    runs.request_stop(run, Stop("suspended", "suspended from the command line", 1.0))
+    server.add(state)
+    assert call("suspend").output.startswith("tiny-1 is already suspended")
+
+
 def test_prefects_refusal_is_the_error(run: ObjectStore, server: Server) -> None:
     call("suspend")
     server.add("Suspended")
@@ -180,6 +210,7 @@ def test_without_prefect_a_run_is_suspended_and_not_resumed(
 
     monkeypatch.setattr(up_down, "adopt_server", away)
     assert call("suspend").exit_code == 0
+    assert call("suspend").output.startswith("tiny-1 is already suspended")
     refused = call("resume")
     assert refused.exit_code == 2
     assert "there is no Prefect server" in refused.stderr
