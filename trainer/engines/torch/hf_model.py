@@ -299,10 +299,11 @@ def _build(model_config: Json) -> Any:
         if "can't allocate memory" in str(error):  # torch: a RuntimeError, on the CPU
             raise
         kind = model_config.get("model_type", "unnamed")
+        code = "; its own code (auto_map) is never run" if "auto_map" in model_config else ""
         raise ConfigError(
             f"config.json of the base model (model_type {kind}) gives no causal language model: "
             f"{type(error).__name__}: {error}; correct this value, or use a model type that the "
-            "installed transformers has"
+            f"installed transformers has{code}"
         ) from error
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):

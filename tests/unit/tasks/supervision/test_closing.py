@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -18,6 +19,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 from prefect.states import Suspended
+from prefect.tasks import Task
 
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConfigError
@@ -49,6 +51,7 @@ STEPS = (
 )
 EVALUATION = "evals/solver-00000003.arrow"
 STOP = Stop("completed", "all policies reached version 5", 1.0)
+HURRIED_S = 1.0
 PAGE = "http://mlflow/#/experiments/1/runs/2"
 
 
@@ -74,6 +77,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     return runs.open_run(open_store(str(tmp_path / "store")), RUN_ID)
 
 
+def _hurried(with_options: Callable[..., Task[..., Any]], timeout_seconds: float) -> object:
+    assert timeout_seconds == PATIENCE_S
+    return with_options(timeout_seconds=HURRIED_S)
+
+
 class Closed:
     """What Prefect shows of a flow that took the closing steps."""
 
@@ -81,10 +89,13 @@ class Closed:
         self,
         run: ObjectStore,
         tracker: Tracker | None,
-        timeout_s: float = PATIENCE_S,
+        hanging: str | None = None,
         *,
         is_suspended: bool = False,
     ) -> None:
+        """`hanging`: the name of the task that is given little time. The others have time for a
+        busy machine.
+        """
         self.heartbeats: list[str] = []
 
         @flow
@@ -101,7 +112,7 @@ class Closed:
                 if is_suspended:
                     request.mark_requested(Suspended())
                 with suspension.ignored():
-                    closing.close(RUN_ID, STOP, tracker, heartbeat, timeout_s)  # type: ignore[arg-type]  # all that is asked of a tracker here
+                    closing.close(RUN_ID, STOP, tracker, heartbeat, PATIENCE_S)  # type: ignore[arg-type]  # all that is asked of a tracker here
                 assert FlowRunContext.get() is context
                 assert request.is_requested() is is_suspended, "Prefect's engine is not deceived"
                 request.mark_requested(None)  # type: ignore[arg-type]  # or this flow would not return
@@ -114,6 +125,8 @@ class Closed:
                 step = getattr(prefect_tasks, name).with_options(
                     retry_delay_seconds=0, on_completion=[self._note], on_failure=[self._note]
                 )
+                if name == hanging:
+                    patch.setattr(step, "with_options", partial(_hurried, step.with_options))
                 patch.setattr(prefect_tasks, name, step)
             self.flow_run_id = UUID(asyncio.run(close()))
 
@@ -220,7 +233,7 @@ def test_steps_that_hang_or_fail_neither_stop_the_later_ones_nor_fail_the_run(
 
     monkeypatch.setattr(prefect_tasks, "verify", hang)
     monkeypatch.setattr("tasks.reports.page.write_report", fail)
-    closed = Closed(run, Tracker(failures=9), timeout_s=5.0)
+    closed = Closed(run, Tracker(failures=9), hanging="verify_run")
     assert closed.states() == ["Completed", "TimedOut", "Failed", "Failed", "Completed"]
     assert attempts == ["verify", "report"], "repeated, they would fail again"
     assert closed.steps[STEPS[3]].run_count == 1 + prefect_tasks.RETRIES
