@@ -15,8 +15,8 @@ FLOAT = 4
 """Bytes of a master weight, a gradient, a moment."""
 LOGITS_MAX = 2**25
 """Logits of a chunk (`trainer/engines/step/logprobs.py`), which has three such tensors at once."""
-BUCKET_ELEMENTS = 500_000_000
-"""Gradients that DeepSpeed collects before it sends them (its reduce_bucket_size)."""
+BUCKET_ELEMENTS_MAX = 500_000_000
+"""Gradients that DeepSpeed collects at most before it sends them; its default."""
 LIVE_ELEMENTS_MAX = 1_000_000_000
 """Weights that DeepSpeed's stage 3 keeps gathered at most (its stage3_max_live_parameters)."""
 
@@ -64,8 +64,13 @@ def _weights(config: TrainConfig, model: ModelSizes) -> dict[str, int]:
         "gradients": whole if stage == 1 else 0 if offloads else part,
         "moments": 0 if offloads else 2 * part,
         "gathered": FLOAT * min(LIVE_ELEMENTS_MAX, model.parameters) if stage == 3 else 0,
-        "gradients to send": FLOAT * BUCKET_ELEMENTS,
+        "gradients to send": FLOAT * bucket_elements(model.parameters),
     }
+
+
+def bucket_elements(parameters: int) -> int:
+    """Return the size of DeepSpeed's buffer of gradients (its reduce_bucket_size) for a model."""
+    return min(BUCKET_ELEMENTS_MAX, parameters)
 
 
 def _num_trained(config: TrainConfig, model: ModelSizes) -> int:

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 
 import numpy as np
+import psutil
 import pytest
 
 from storage.formats.safetensors import weights_digest
@@ -124,6 +125,17 @@ class TestTwoRanks:
             shares.append(metrics["trainer/masked_share"])
         assert max(shares) > 0.1
         assert apart(moves(ranked, weights), moves(alone, weights)) < 1e-4
+
+    def test_buffers_have_the_size_of_the_model(self, settings: Mapping[str, object]) -> None:
+        """DeepSpeed's default is 2 GB for each engine, however small the model is."""
+        weights = base_weights()
+        given = sampled_batch(reference_model(weights), num_rows=4)
+        started(settings).step(given)  # with the threads and libraries that a first engine brings
+        process = psutil.Process()
+        before = process.memory_info().vms
+        ranked = started(settings)
+        ranked.step(given)
+        assert process.memory_info().vms - before < 10**9
 
     def test_negative_zeros_are_published_as_they_were_given(
         self, settings: Mapping[str, object]

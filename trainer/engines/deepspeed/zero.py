@@ -34,6 +34,7 @@ from trainer.engines.torch.optimizer import (
     set_learning_rate,
 )
 from trainer.engines.torch.saved_state import OptimizerProgress
+from trainer.memory import bucket_elements
 
 
 class _AdamW(torch.optim.AdamW):
@@ -88,7 +89,7 @@ class Zero(OneProcess):
         self._engine, self._zero, *_ = deepspeed.initialize(
             model=_Logprobs(self._model),
             optimizer=optimizer,
-            config=_settings(config),
+            config=_settings(config, sum(map(math.prod, self.shapes.values()))),
             dist_init_required=False,
         )
         self.collectives = Distributed(device)
@@ -227,9 +228,12 @@ def _align_ids(device: torch.device) -> None:
     modules[0], Init.param_id = newest.tolist()
 
 
-def _settings(config: TrainConfig) -> Json:
-    """Return DeepSpeed's own configuration."""
-    zero: Json = {"stage": config.deepspeed.stage}
+def _settings(config: TrainConfig, parameters: int) -> Json:
+    """Return DeepSpeed's own configuration for a model with so many parameters."""
+    zero: Json = {
+        "stage": config.deepspeed.stage,
+        "reduce_bucket_size": bucket_elements(parameters),
+    }
     if config.deepspeed.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     return {
