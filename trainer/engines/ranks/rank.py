@@ -18,7 +18,6 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store  # torch.distributed has it without a type
 
-from storage.errors import ConfigError
 from storage.records.types import Json
 from storage.run import batches
 from trainer.config import TrainConfig
@@ -37,9 +36,8 @@ CALLS = ("step", "weights", "save", *WITH_TENSORS)
 class Rank:
     """The engines of this process, by the leader's numbers."""
 
-    def __init__(self, store: Store | None = None, own_config: TrainConfig | None = None) -> None:
-        """`own_config`: the only one with which engines are built; None trusts the leader."""
-        self._store, self._own_config = store, own_config
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store
         self._engines: dict[int, TrainEngine] = {}
 
     def call(self, header: Json, content: memoryview) -> None:
@@ -52,10 +50,6 @@ class Rank:
             return
         if name == "new":
             config = TrainConfig.model_validate(header["config"])
-            if self._own_config not in (None, config):
-                raise ConfigError(
-                    "the leader trains with other settings than this node: both must be of one run"
-                )
             engine = make_rank_engine(config, header["model_config"], header["seed"])
             self._engines[header["engine"]] = engine
             return

@@ -2,7 +2,6 @@
 
 import pytest
 
-from storage.errors import ConfigError
 from storage.records.types import Json
 from tests.support.models.trainer_cases import MODEL_CONFIG
 from trainer.config import TrainConfig
@@ -17,16 +16,8 @@ def new(config: TrainConfig) -> Json:
     return header | {"config": config.model_dump(mode="json"), "model_config": MODEL_CONFIG}
 
 
-def test_a_node_builds_engines_with_its_own_settings_only() -> None:
-    other = OWN.model_copy(update={"lr": 1.0})
-    with pytest.raises(ConfigError, match="other settings than this node"):
-        Rank(own_config=OWN).call(new(other), NOTHING)
-    Rank(own_config=OWN).call(new(OWN), NOTHING)
-    Rank().call(new(other), NOTHING)
-
-
 def test_only_the_calls_of_a_train_engine_are_made() -> None:
-    rank = Rank(own_config=OWN)
+    rank = Rank()
     rank.call(new(OWN), NOTHING)
     with pytest.raises(ValueError, match="'__init_subclass__' is no call of a train engine"):
         rank.call({"call": "__init_subclass__", "engine": 0, "dropped": []}, NOTHING)
