@@ -100,7 +100,7 @@ SERVER_ARGS = frozenset(
         *("--disable-custom-all-reduce", "--enable-nccl-nvls", "--enable-symm-mem"),
         *("--enable-mscclpp", "--enable-torch-symm-mem", "--enable-flashinfer-allreduce-fusion"),
         *("--dp-size", "--data-parallel-size", "--pp-size", "--pipeline-parallel-size"),
-        *("--ep-size", "--expert-parallel-size", "--enable-dp-attention", "--enable-dp-lm-head"),
+        *("--ep-size", "--expert-parallel-size"),
         *("--moe-a2a-backend", "--moe-runner-backend", "--moe-dense-tp-size", "--deepep-mode"),
         *("--enable-eplb", "--ep-num-redundant-experts", "--disable-shared-experts-fusion"),
         *("--mamba-backend", "--mamba-ssm-dtype", "--max-mamba-cache-size"),
@@ -109,7 +109,8 @@ SERVER_ARGS = frozenset(
     )
 )
 """Arguments of SGLang that a recipe may set: speed, memory and numerics. The engine sets others;
-among the rest are some that open the server to others, name files or run code.
+among the rest are some that open the server to others, name files or run code: with
+`--enable-dp-attention` its processes unpickle what any user of the machine sends to their ports.
 """
 
 

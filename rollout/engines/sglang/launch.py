@@ -105,6 +105,8 @@ def _end_with_the_worker() -> None:
 
 
 def main() -> None:
+    # The server's processes unpickle what they get by sockets in the folder of temporary files.
+    os.umask(0o077)
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)

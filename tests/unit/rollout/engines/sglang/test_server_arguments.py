@@ -176,6 +176,7 @@ def test_positions_up_to_the_limit_are_served() -> None:
         "--sidecar",
         "--crash-dump-f",
         "--kv-events-config={}",
+        "--enable-dp-attention",
         "a\0b",
     ],
 )

@@ -1,5 +1,7 @@
 import fcntl
 import json
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +62,25 @@ def test_the_launcher_ends_with_the_status_of_wrong_settings_where_sglang_is_mis
     assert launcher.wait() == EXIT_SETTINGS
     launcher.stdin.close()
     launcher.stderr.close()
+
+
+def test_files_and_sockets_of_a_server_are_for_its_own_user_only(tmp_path: Path) -> None:
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang/launch_server.py").write_text("open('socket', 'w').close()\nexit(0)\n")
+    launcher = subprocess.Popen(
+        [sys.executable, str(LAUNCH)],
+        stdin=subprocess.PIPE,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        umask=0,
+        start_new_session=True,
+    )
+    assert launcher.stdin
+    launcher.stdin.write(b'{"args": [], "api_key": "k", "without_kernels": false}\n')
+    launcher.stdin.flush()
+    assert launcher.wait() == 0
+    launcher.stdin.close()
+    assert stat.S_IMODE((tmp_path / "socket").stat().st_mode) == 0o600
 
 
 def test_stopping_a_server_kills_it_and_deletes_its_folder(tmp_path: Path) -> None:
