@@ -162,7 +162,7 @@ def decoder(run: ObjectStore, policy: str) -> Decode:
     tokenizer = _tokenizer(run, policy)
     if tokenizer is None:
         return _number
-    return cache(lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))
+    return cache(lambda token: _text(tokenizer, [token]))
 
 
 def text_decoder(run: ObjectStore, policy: str) -> Callable[[list[int]], str]:
@@ -173,7 +173,16 @@ def text_decoder(run: ObjectStore, policy: str) -> Callable[[list[int]], str]:
     tokenizer = _tokenizer(run, policy)
     if tokenizer is None:
         return lambda tokens: "".join(map(_number, tokens))
-    return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=False))
+    return lambda tokens: _text(tokenizer, tokens)
+
+
+def _text(tokenizer: Any, tokens: list[int]) -> str:
+    try:
+        return str(tokenizer.decode(tokens, skip_special_tokens=False))
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of a stored decoder; no Exception
+            raise
+        return "".join(map(_number, tokens))
 
 
 def _number(token: int) -> str:

@@ -16,7 +16,7 @@ from storage.run.runs import create_run, open_run, read_all, read_run
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import publisher, reader
-from tasks.episodes.token_view import decoder
+from tasks.episodes.token_view import decoder, text_decoder
 from tasks.maintenance.export import export_model
 from tasks.recipes.run_terms import run_terms
 from tests.support.runs.builders import tensors
@@ -65,6 +65,17 @@ def test_an_invalid_tokenizer_does_not_prevent_the_report() -> None:
     small_run = SmallRun("hostile-tokenizer")
     small_run.version("solver", 0, {"tokenizer.json": b'{"model": 1}'})
     assert decoder(small_run.run, "solver")(7) == "⟨7⟩"
+
+
+def test_a_tokenizer_that_panics_does_not_prevent_the_report() -> None:
+    # The decoder counts from the end of a token further than to its start.
+    decoding = {"type": "Strip", "content": "a", "start": 0, "stop": 99}
+    model = {"type": "WordLevel", "vocab": {"a": 7}, "unk_token": "a"}
+    tokenizer = json.dumps({"version": "1.0", "decoder": decoding, "model": model}).encode()
+    small_run = SmallRun("hostile-decoder")
+    small_run.version("solver", 0, {"tokenizer.json": tokenizer})
+    assert decoder(small_run.run, "solver")(7) == "⟨7⟩"
+    assert text_decoder(small_run.run, "solver")([7, 7]) == "⟨7⟩⟨7⟩"
 
 
 def test_an_export_never_writes_through_a_symbolic_link(tmp_path: Path) -> None:
