@@ -181,12 +181,21 @@ def _spans(
     times of turns are not stored.
     """
     total = max(sum(len(turn) for turn in turns if turn.policy), 1)
+    contexts = {(id(turn.sequence), turn.end): turn for turn in turns if not turn.policy}
+    last_ends = {id(turn.sequence): turn.end for turn in turns if turn.policy}
     sampled = 0
     for turn in _shown(turns)[:SPANS_MAX]:
         begin_s = start_s + seconds * sampled / total
         if turn.policy:
             sampled += len(turn)
-            yield _turn_span(turn, begin_s, start_s + seconds * sampled / total, texts)
+            yield _turn_span(
+                turn,
+                contexts.get((id(turn.sequence), turn.start)),
+                turn.end == last_ends[id(turn.sequence)],
+                begin_s,
+                start_s + seconds * sampled / total,
+                texts,
+            )
         else:
             yield EpisodeSpan(
                 name="observation",
@@ -199,10 +208,10 @@ def _spans(
             )
 
 
-def _turn_span(turn: _Turn, start_s: float, end_s: float, texts: Texts) -> EpisodeSpan:
+def _turn_span(
+    turn: _Turn, before: _Turn | None, is_last: bool, start_s: float, end_s: float, texts: Texts
+) -> EpisodeSpan:
     sequence = turn.sequence
-    before = [part for part in _turns(sequence) if part.end == turn.start and not part.policy]
-    is_last = not any(part.start >= turn.end and part.policy for part in _turns(sequence))
     versions = sequence.versions[turn.start : turn.end]
     logprobs = sequence.logprobs[turn.start : turn.end]
     return EpisodeSpan(
@@ -210,7 +219,7 @@ def _turn_span(turn: _Turn, start_s: float, end_s: float, texts: Texts) -> Episo
         kind="LLM",
         start_s=start_s,
         end_s=end_s,
-        inputs={"context": _decoded(before[0], texts) if before else ""},
+        inputs={"context": _decoded(before, texts) if before else ""},
         outputs=_decoded(turn, texts),
         attributes={
             "policy": turn.policy,

@@ -65,6 +65,7 @@ STATUS = {
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./ -]{0,249}")
 """A metric's name that MLflow accepts."""
 _NOT_IN_PART = re.compile(r"[^A-Za-z0-9_.-]")
+_STEP = re.compile(r"[0-9]{1,18}")
 PART_CHARACTERS_MAX = 60
 ACCURACY_TAG = "astraflow.accuracy"
 """Of a registered version, followed by data set and workflow."""
@@ -177,7 +178,7 @@ class Tracker:
             board.log(PARENT, [], self._tags)
             for policy, settings in policies.items():
                 board.log_params(policy, flatten(settings))
-                self._next[policy] = int(board.tag(policy, CURSOR_TAG) or 0)
+                self._next[policy] = _step(board.tag(policy, CURSOR_TAG))
             self._board = board
         return self._board
 
@@ -341,6 +342,11 @@ def _evaluation_points(evaluation: Evaluation) -> list[Point]:
         )
         for score in evaluations.scores(evaluation)
     ]
+
+
+def _step(tag: str | None) -> int:
+    """Return the step that a cursor names; 0 for none, and for text that others wrote there."""
+    return int(tag) if tag and _STEP.fullmatch(tag) else 0
 
 
 def _part(name: str) -> str:

@@ -18,6 +18,7 @@ DIGITS_MAX = 36
 """Hex digits of the digest that MLflow stores; the source has all of them."""
 SOURCE_CHARACTERS_MAX = 60_000
 """MLflow's limit is 65,535; of many files the source names the first ones."""
+COLUMN_CHARACTERS_MAX = 100
 CONTEXTS = {"data.prompts": "training", "evaluation.prompts": "evaluation"}
 """Place in the recipe → MLflow's word for its use."""
 
@@ -49,7 +50,7 @@ def _source(run: ObjectStore, window: PromptWindow, bounds: dict[str, str]) -> s
         "uri": f"{run.url}/{layout.prompts(window.digest)}",
         "digest": window.digest,
         **bounds,
-        "date_column": window.date_column,
+        "date_column": window.date_column and window.date_column[:COLUMN_CHARACTERS_MAX],
         "files": [file.name for file in window.files],
     }
     while len(text := json.dumps(fields)) > SOURCE_CHARACTERS_MAX:

@@ -232,3 +232,16 @@ def test_times_out_of_range_are_moved_into_it(
     sample = EvaluationSample(versions=VERSIONS, groups=(builders.group(episode),))
     (trace,) = episode_traces("tiny-1", played, sample, text)
     assert (trace.root.start_s, trace.root.end_s) == (start_s, start_s + 1e6)
+
+
+def test_the_parts_of_a_sequence_are_found_once_however_many_turns_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Sequence] = []
+    turns = module._turns
+    monkeypatch.setattr(
+        module, "_turns", lambda sequence: calls.append(sequence) or turns(sequence)
+    )
+    trace = trace_of(builders.episode(with_observation()))
+    assert [span.kind for span in trace.spans] == ["LLM", "TOOL", "LLM", "TOOL"]
+    assert len(calls) == 1

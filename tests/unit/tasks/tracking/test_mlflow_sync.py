@@ -9,6 +9,7 @@ from storage import layout
 from storage.errors import ConfigError
 from storage.records.progress import RolloutProgress
 from tasks.recipes.stored_config import flatten
+from tasks.tracking import mlflow_sync
 from tasks.tracking.mlflow_client import PARENT, Board
 from tasks.tracking.mlflow_sync import Tracker, tracking_uri
 from tests.support.runs.small_run import RECIPE, RUN_ID, SmallRun
@@ -327,3 +328,11 @@ def test_a_deleted_experiment_is_named_with_what_to_do(
     ) in caplog.text
     client.restore_experiment(deleted)
     assert Tracker(small_run.run, RUN_ID, small_run.config, uri).sync()
+
+
+@pytest.mark.parametrize(
+    ("tag", "step"),
+    [(None, 0), ("", 0), ("7", 7), ("-7", 0), ("x", 0), ("1e3", 0), ("9" * 5000, 0)],
+)
+def test_a_cursor_that_somebody_else_wrote_counts_as_none(tag: str | None, step: int) -> None:
+    assert mlflow_sync._step(tag) == step

@@ -130,3 +130,9 @@ def test_an_mlflow_without_inputs_delays_no_metrics_and_gets_them_later(
         assert logged(uri) == []
     assert tracker.sync()
     assert len(logged(uri)) == 2
+
+
+def test_a_very_long_name_of_a_column_is_cut(memory_store: ObjectStore) -> None:
+    run, _ = run_with(memory_store, date_column="c" * 100_000)
+    (found,) = dataset_inputs(run)
+    assert json.loads(found.source)["date_column"] == "c" * 100
