@@ -30,7 +30,6 @@ from tasks.recipes.stored_config import flatten, read_config
 from tasks.reports import figures, ledgers, mismatch
 from tasks.reports.episode_samples import EpisodeSample, answering_policy, sample_episodes
 from tasks.reports.figures import Figure
-from tasks.reports.left_out import left_out
 from tasks.reports.shard_log import ShardLog, read_shard_log
 from tasks.reports.templates import clock_time, duration, template
 from tasks.reports.words import WORDS, ScoreNames
@@ -138,7 +137,7 @@ def render_report(run: ObjectStore, run_id: str, seen: SeenObjects | None = None
     page: str = template("report.html.j2").render(
         run_id=run_id,
         status=status,
-        problems=[*status.problems, *left_out(status, histories, seen.fates, log)],
+        problems=[*status.problems, *ledgers.left_out(status, histories, seen.fates, log)],
         budget=budget_words(status.budget),
         started=clock_time(status.started),
         made=clock_time(time.time()),
