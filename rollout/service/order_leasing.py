@@ -30,7 +30,7 @@ LOOK_AHEAD_MAX = 1_024
 outstanding.
 """
 LOST_INTERVAL_S = 10.0
-"""Time between two checks whether an absent order was lost, which costs three requests, and between
+"""Time between two checks whether an absent order was lost, which costs four requests, and between
 two checks whether an order that counts as done has lost its shard, which costs up to five.
 """
 RECHECK_INTERVAL_MAX_S = 1.0

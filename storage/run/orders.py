@@ -86,11 +86,12 @@ def exists(run: ObjectStore, number: int) -> bool:
 
 
 def is_lost(run: ObjectStore, number: int) -> bool:
-    """Return whether an order does not exist, and was written: the next one, its shard, or its
-    place in the quarantine exists. An order that is written meanwhile is not lost.
+    """Return whether an order does not exist, and was written: the next one, a lease on it, its
+    shard, or its place in the quarantine exists. An order that is written meanwhile is not lost.
     """
     was_written = (
         exists(run, number + 1)
+        or run.exists(layout.lease(number, 0))
         or run.exists(layout.shard(number))
         or is_quarantined(run, layout.order(number))
     )

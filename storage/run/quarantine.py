@@ -9,12 +9,13 @@ from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 
-from storage import layout
+from storage import layout, plain_names
 from storage.errors import UNREADABLE, ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import seal, unseal
 from storage.store.object_store import ObjectStore
 
 _REASON_SUFFIX = ".json"
+_REASON_ENDINGS = (".json.json", ".arrow.json")
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,30 @@ def is_set_aside(quarantined: Container[str], order: int) -> bool:
 
 
 def read_quarantine(run: ObjectStore) -> dict[str, str]:
-    """Return key → reason of every quarantined object."""
-    reasons: dict[str, str] = {}
-    for name in run.list(layout.QUARANTINE):
-        if not name.endswith(_REASON_SUFFIX):
-            continue
-        try:
-            record = unseal(_Reason, run.get(name), name)
-        except (*UNREADABLE, NotFoundError):
-            continue  # the copy of an unreadable JSON object; its reason is another object
-        if name == layout.quarantine(record.key) + _REASON_SUFFIX:
-            reasons[record.key] = record.reason
-    return reasons
+    """Return key → reason of every quarantined object. Unreadable reasons are left out."""
+    read = (_read(run, name) for name in _reasons(run))
+    return {found.key: found.reason for found in read if isinstance(found, _Reason)}
+
+
+def unreadable_reasons(run: ObjectStore) -> dict[str, str]:
+    """Return key of each reason that cannot be read → why."""
+    read = {name: _read(run, name) for name in _reasons(run)}
+    return {name: why for name, why in read.items() if isinstance(why, str)}
+
+
+def _reasons(run: ObjectStore) -> list[str]:
+    """List the keys of the reasons. The copy of a JSON object is no reason."""
+    return [key for key in run.list(layout.QUARANTINE) if key.endswith(_REASON_ENDINGS)]
+
+
+def _read(run: ObjectStore, name: str) -> _Reason | str | None:
+    """Return the reason, or why it cannot be read; None where it was deleted meanwhile."""
+    try:
+        found = unseal(_Reason, run.get(name), name)
+    except NotFoundError:
+        return None
+    except UNREADABLE as error:
+        return str(error)
+    if name != layout.quarantine(found.key) + _REASON_SUFFIX:
+        return f"{name} is the reason of {plain_names.quoted(found.key)}"
+    return found

@@ -1,6 +1,6 @@
 """Audit of the objects by which services coordinate: each one that exists can be read.
 
-    heartbeats ─ leases ─ rounds ─ usage.json ─ orders/end.json
+    heartbeats ─ leases ─ rounds ─ reasons in quarantine ─ usage.json ─ orders/end.json
 
 None of them decides what is trained on, and a run that goes on writes them at any time, so one that
 does not exist is no violation. Only rounds are numbered without gaps: processes search for the
@@ -17,7 +17,7 @@ from storage import layout
 from storage.coordination import heartbeats, leases, rounds
 from storage.errors import UNREADABLE, NotFoundError
 from storage.records.progress import ServiceKind
-from storage.run import orders, usage
+from storage.run import orders, quarantine, usage
 from storage.store.object_store import ObjectStore
 from storage.verify.missing_numbers import gaps
 from storage.verify.violations import Findings, Invariant
@@ -33,10 +33,17 @@ _ENTRY = re.compile(r"/(\d{8,19})/[0-9a-f]{64}\.json")
 def audit_coordination(
     run: ObjectStore, policies: Iterable[str], findings: Findings, progress: Progress
 ) -> None:
-    """Read every heartbeat, lease and round of the run, its usage and the end of its orders."""
+    """Read every heartbeat, lease, round and reason in quarantine of the run, its usage and the end
+    of its orders.
+    """
     for key, why in heartbeats.read_all(run).unreadable.items():
         if key.count("/") < 2 or key.split("/")[1] in get_args(ServiceKind):  # else no member's
             findings.add(Invariant.READABLE, key, f"cannot be read: {why}")
+    unreadable = findings.listed(
+        layout.QUARANTINE, lambda: list(quarantine.unreadable_reasons(run).items())
+    )
+    for key, why in unreadable:
+        findings.add(Invariant.READABLE, key, f"cannot be read: {why}")
     reads: dict[str, Read] = {
         layout.USAGE: partial(usage.read, run),
         layout.orders_end(): partial(orders.read_end, run),

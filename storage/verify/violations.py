@@ -33,8 +33,8 @@ class Invariant(IntEnum):
     its region.
     """
     READABLE = 8
-    """Every folder can be listed; every heartbeat, lease and round, `usage.json` and
-    `orders/end.json` can be read.
+    """Every folder can be listed; every heartbeat, lease, round and reason in quarantine,
+    `usage.json` and `orders/end.json` can be read.
     """
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.records.promotions import TeamVersion
 from storage.run import evaluations
-from storage.run.evaluations import Evaluation
+from storage.run.evaluations import Evaluation, Evaluations
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, tags
 from tasks.recipes.run_config import RunConfig
@@ -56,6 +56,14 @@ def find(run: ObjectStore, run_id: str, config: RunConfig, words: Sequence[str] 
     return Candidate(team, _description(run, versions))
 
 
+def read_evaluations(run: ObjectStore, run_id: str) -> Evaluations:
+    """Read all evaluations of the run; those that cannot be read are logged."""
+    stored = evaluations.read_all(run)
+    for why in stored.unreadable.values():
+        log.warning("an evaluation of %s does not count, since it cannot be read: %s", run_id, why)
+    return stored
+
+
 def best_versions(
     evaluated: Sequence[Evaluation], policies: Sequence[str], dataset: str
 ) -> dict[str, int] | None:
@@ -88,9 +96,7 @@ def _best(run: ObjectStore, run_id: str, config: RunConfig) -> dict[str, int]:
             f"the recipe of {run_id} has no evaluation, so no version is known to be the best; add "
             "the section `evaluation`, or name the version with --version"
         )
-    stored = evaluations.read_all(run)
-    for why in stored.unreadable.values():
-        log.warning("an evaluation of %s does not count, since it cannot be read: %s", run_id, why)
+    stored = read_evaluations(run, run_id)
     best = best_versions(stored.readable, list(config.policies), config.evaluation.dataset)
     if best is None:
         unreadable = "; ".join(stored.unreadable.values())

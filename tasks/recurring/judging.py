@@ -7,7 +7,7 @@ from storage import layout
 from storage.errors import AstraFlowError, ConfigError
 from storage.promotion import nights
 from storage.records.nights import NightEnd, NightOutcome, NightPlan
-from storage.run import evaluations, runs
+from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.monitoring import closing_steps
 from tasks.promotion import candidates, promotion
@@ -24,16 +24,24 @@ def trained_versions(run: ObjectStore, config: RunConfig) -> tuple[str, ...]:
     """Return the best evaluated version of each policy after version 0, as `contest` takes them.
 
     Version 0 is the champion itself, which a night must beat. Raises ConfigError where no later
-    version was evaluated.
+    version has an evaluation that can be read.
     """
     assert config.evaluation is not None, "a gate needs an evaluation"
     policies = list(config.policies)
-    trained = [each for each in evaluations.read_all(run).readable if any(each.versions.values())]
+    run_id = runs.run_id(run)
+    stored = candidates.read_evaluations(run, run_id)
+    trained = [each for each in stored.readable if any(each.versions.values())]
     best = candidates.best_versions(trained, policies, config.evaluation.dataset)
     if best is None:
+        unreadable = "; ".join(stored.unreadable.values())
+        remedy = (
+            f"an evaluation cannot be read: {unreadable}"
+            if unreadable
+            else ("lower evaluation.every, or train for more steps")
+        )
         raise ConfigError(
-            f"no version of {runs.run_id(run)} after version 0 was evaluated on "
-            f"{config.evaluation.dataset!r}; lower evaluation.every, or train for more steps"
+            f"no version of {run_id} after version 0 was evaluated on "
+            f"{config.evaluation.dataset!r}; {remedy}"
         )
     return tuple(f"{policy}@{version}" for policy, version in best.items())
 

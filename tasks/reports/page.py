@@ -137,6 +137,7 @@ def render_report(run: ObjectStore, run_id: str, seen: SeenObjects | None = None
     page: str = template("report.html.j2").render(
         run_id=run_id,
         status=status,
+        problems=[*status.problems, *ledgers.left_out(status, histories, seen.fates, log)],
         budget=budget_words(status.budget),
         started=clock_time(status.started),
         made=clock_time(time.time()),

@@ -40,10 +40,12 @@ class PlayedShard:
 
 @dataclass(frozen=True)
 class ShardLog:
-    """All shards that can be read and are not in quarantine."""
+    """All shards that are not in quarantine."""
 
     played: tuple[PlayedShard, ...]
     """In the order of their numbers."""
+    unreadable: tuple[int, ...] = ()
+    """Orders whose shard cannot be read, and is not in quarantine."""
 
     def sequences(self, policy: str) -> dict[int, int]:
         """Return order → sequences in which the policy sampled a token."""
@@ -63,9 +65,11 @@ def read_shard_log(run: ObjectStore, known: ShardLog = ShardLog(())) -> ShardLog
     def read(number: int) -> PlayedShard | None:
         return seen.get(number) or _played(run, number)
 
+    orders = [number for number in numbers if not is_set_aside(quarantined, number)]
     with ThreadPoolExecutor(READERS, thread_name_prefix="shards") as pool:
-        listed = pool.map(read, (each for each in numbers if not is_set_aside(quarantined, each)))
-        return ShardLog(tuple(shard for shard in listed if shard is not None))
+        played = tuple(shard for shard in pool.map(read, orders) if shard is not None)
+    readable = {shard.order for shard in played}
+    return ShardLog(played, tuple(order for order in orders if order not in readable))
 
 
 def throughput(

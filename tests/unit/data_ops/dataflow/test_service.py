@@ -15,6 +15,7 @@ from data_ops.dataflow.service import Dataflow, serve
 from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard, ingest_shard
 from data_ops.prompts import BuiltinPrompts
 from storage import layout
+from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import SAME_FAILURES
 from storage.errors import ConfigError, CorruptError, TransientError
@@ -921,6 +922,20 @@ def test_a_damaged_or_lost_order_is_closed_without_sequences_and_the_run_continu
         made = simulation.batches(policy)
         assert damaged in {order for batch in made for order in batch.shards}
         assert damaged not in {row.key.order for batch in made for row in batch.rows}
+
+
+def test_a_leased_newest_order_that_is_lost_is_not_written_again(memory_store: ObjectStore) -> None:
+    simulation = world(memory_store)
+    simulation.dataflow().round()
+    newest = orders.next_number(simulation.run) - 1
+    assert leases.take(simulation.run, newest, "rollout-0", "", leases.LeaseWatch(9.0))
+    damage_order(simulation.run, newest, is_lost=True)
+    dataflow = simulation.dataflow()
+    rounds(dataflow)
+    assert not orders.exists(simulation.run, newest)
+    assert list(read_quarantine(simulation.run)) == [layout.order(newest)]
+    simulation.finish(dataflow)
+    simulation.check()
 
 
 @pytest.mark.parametrize("restarted", [False, True])

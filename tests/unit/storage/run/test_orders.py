@@ -146,14 +146,16 @@ def test_the_next_number_passes_over_one_lost_order(memory_store: ObjectStore, l
     assert [orders.is_lost(memory_store, number) for number in (lost, 6)] == [True, False]
 
 
-def test_a_lost_newest_order_with_a_shard_or_in_quarantine_keeps_its_number(
+def test_a_lost_newest_order_with_a_lease_or_a_shard_or_in_quarantine_keeps_its_number(
     memory_store: ObjectStore,
 ) -> None:
     orders.create(memory_store, order(0))
     memory_store.create(layout.shard(1), b"a shard")
     quarantine_object(memory_store, layout.order(2), "there is no object")
-    assert [orders.is_lost(memory_store, number) for number in (1, 2, 3)] == [True, True, False]
-    assert orders.next_number(memory_store) == 3
+    memory_store.create(layout.lease(3, 0), b"a lease")
+    lost = [orders.is_lost(memory_store, number) for number in (1, 2, 3, 4)]
+    assert lost == [True, True, True, False]
+    assert orders.next_number(memory_store) == 4
 
 
 def test_an_order_that_is_written_during_the_check_is_not_lost(memory_store: ObjectStore) -> None:

@@ -10,6 +10,7 @@ from storage.coordination import leases, rounds
 from storage.coordination.leases import LeaseWatch
 from storage.records.control import Usage
 from storage.run import orders, usage
+from storage.run.quarantine import quarantine_object
 from storage.run.runs import create_run
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
@@ -26,6 +27,7 @@ KEYS = (
     layout.round_start("solver", 1),
     layout.round_start("solver", 2),
     ENTRY,
+    f"{layout.quarantine(layout.shard(3))}.json",
     layout.USAGE,
     layout.orders_end(),
 )
@@ -44,6 +46,7 @@ def run(tmp_path: Path) -> ObjectStore:
     for _ in range(2):
         rounds.write_entry(run, rounds.open_next(run, "solver"), "node/1", b"")
     usage.write(run, Usage(limits={"hours": 8.0}, used={"hours": 2.5}))
+    quarantine_object(run, layout.shard(3), "there is no object")
     orders.create_end(run, 8)
     return run
 

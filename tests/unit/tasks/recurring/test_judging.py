@@ -57,6 +57,20 @@ def test_a_night_whose_training_was_not_evaluated_has_no_candidate(run: ObjectSt
         judging.trained_versions(run, read_config(run))
 
 
+def test_an_unreadable_evaluation_of_a_night_is_named(
+    run: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for version, right in ((1, 1), (2, 3)):
+        evaluate(run, version, right)
+    run.put("evals/solver-00000002_verifier-00000002.arrow", b"torn")
+    assert judging.trained_versions(run, read_config(run)) == ("solver@1", "verifier@1")
+    (record,) = caplog.records
+    assert "does not count, since it cannot be read: evals/solver-00000002" in record.getMessage()
+    run.delete("evals/solver-00000001_verifier-00000001.arrow")
+    with pytest.raises(ConfigError, match=r"an evaluation cannot be read: evals/solver-00000002_"):
+        judging.trained_versions(run, read_config(run))
+
+
 @pytest.mark.parametrize(("passed", "end"), [(True, NightEnd.PROMOTED), (False, NightEnd.REJECTED)])
 def test_the_verdict_is_the_end_of_the_night(
     passed: bool, end: NightEnd, memory_store: ObjectStore, run: ObjectStore
