@@ -47,7 +47,7 @@ FUNCTION: Final = re.compile(r"([fgh]) ?\(")
 BAR: Final = r"(?:\||\\vert(?![a-zA-Z]))"
 MODULUS: Final = re.compile(rf"{BAR}((?:(?!\\vert)[^|]){{1,100}}){BAR}")
 TRANSPOSED: Final = re.compile(
-    r"\^ ?(?:T(?![a-zA-Z])|\\top|\\text ?\{ ?T ?\}|\{ ?(?:T|\\top|\\text ?\{ ?T ?\}) ?\})"
+    r"\^ ?(?:T|\\top|\\text ?\{ ?T ?\}|\{ ?(?:T|\\top|\\text ?\{ ?T ?\}) ?\})"
 )
 """Of anything, since algebra drops the T, also that of the power `(1+r)^T`."""
 OF_WHOLE_NUMBERS: Final = re.compile(
