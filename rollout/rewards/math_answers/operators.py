@@ -47,8 +47,26 @@ FUNCTION: Final = re.compile(r"([fgh]) ?\(")
 BAR: Final = r"(?:\||\\vert(?![a-zA-Z]))"
 MODULUS: Final = re.compile(rf"{BAR}((?:(?!\\vert)[^|]){{1,100}}){BAR}")
 TRANSPOSED: Final = re.compile(
-    r"[A-Z]\}? ?\^ ?(?:T|\\top|\\text ?\{ ?T ?\}|\{ ?(?:\\top|\\text ?\{ ?T ?\}) ?\})"
+    r"\^ ?(?:T|\\top|\\text ?\{ ?T ?\}|\{ ?(?:T|\\top|\\text ?\{ ?T ?\}) ?\})"
 )
+"""Of anything, since algebra drops the T, also that of the power `(1+r)^T`."""
+OF_WHOLE_NUMBERS: Final = re.compile(
+    r"!!|\\(?:gcd|lcm|operatorname ?\{ ?(?:gcd|lcm) ?\})(?![a-zA-Z])[^a-zA-Z]*[a-zA-Z]"
+)
+"""Functions that algebra knows only of whole numbers, or not at all: to it `\\gcd(a,b)` is 1, and
+`3!!` is (3!)!.
+"""
+MISREAD: Final = re.compile(
+    r"\\(?:text|operatorname|hat|bar|vec|tilde|overline|overrightarrow|math[a-z]{2,4}) ?\{[^{}]*\}"
+    r"|_(?:\\[a-zA-Z]+|\w|\{[^{}]*\})"
+    r"|(?P<name>I|\\(?:gamma|Gamma(?! ?\())(?![a-zA-Z]))"
+    r"(?P<index>_(?:\w|\\[a-zA-Z]+|\{(?:[^{}]|\\text ?\{[^{}]*\}){1,20}\}))?"
+    r"|\\[a-zA-Z]+"
+)
+"""Names that algebra takes for constants (`name`), and names that contain them.
+
+`I` is the imaginary unit to it, and `\\gamma` is Euler's constant.
+"""
 CROSS_PRODUCT: Final = re.compile(
     r"[A-Z] ?\\times ?[A-Z]|\\(?:vec|hat|overrightarrow|text) ?(?:\{ ?\w{1,2} ?\}|\w) ?\\times"
 )
@@ -76,6 +94,21 @@ def derivatives_as_symbols(text: str) -> str:
         text,
     )
     return PRIMES.sub(_primed, text)
+
+
+def unknowns_as_symbols(text: str) -> str:
+    """Replace the letters I, γ and Γ, which the algebra system takes for constants, by symbols.
+
+    Otherwise it would read `I_1`, `I_2` and `I^2` as the imaginary unit.
+    """
+
+    def symbol(match: re.Match[str]) -> str:
+        if not match["name"]:
+            return match[0]
+        index = (match["index"] or "").replace("\\text", "")
+        return f"{{{_symbol('v', '', match['name'], index)}}}"
+
+    return MISREAD.sub(symbol, text)
 
 
 def in_one_notation(first: str, second: str) -> tuple[str, str]:
@@ -125,9 +158,9 @@ def is_meaning_lost(answer: str, gold: str) -> bool:
     """Return whether one of two different texts has an operator that algebra drops or commutes.
 
     `A^T` (a transpose), `A\\times B` (a cross product), `AB^{-1}` (matrices); `\\angle ABC` is read
-    as a product, `f^{-1}(x)` as a reciprocal, `\\nabla\\cdot F` as `\\nabla\\times F`, and z as a
-    real number. `u\\times v` may be a cross product if the other text has such a sign too, or a
-    dot.
+    as a product, `f^{-1}(x)` as a reciprocal, `\\nabla\\cdot F` as `\\nabla\\times F`, `\\gcd(a,b)`
+    as 1, and z as a real number. `u\\times v` may be a cross product if the other text has such a
+    sign too, or a dot.
     """
     if any(
         TIMES.search(one) and (TIMES.search(other) or DOT.search(other))
@@ -147,10 +180,16 @@ def is_meaning_lost(answer: str, gold: str) -> bool:
             return True
     return any(
         TRANSPOSED.search(text)
+        or OF_WHOLE_NUMBERS.search(text)
         or CROSS_PRODUCT.search(text)
         or (INVERSE.search(text) and len(set(CAPITAL.findall(COMMAND.sub("", text)))) > 1)
         for text in (answer, gold)
     )
+
+
+def with_one_transpose(text: str) -> str:
+    """Write all transposes as `A^T`."""
+    return TRANSPOSED.sub("^T", text)
 
 
 def _has_modulus_of_z(text: str) -> bool:

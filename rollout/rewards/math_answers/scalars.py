@@ -17,6 +17,8 @@ from rollout.rewards.math_answers.operators import (
     derivatives_as_symbols,
     in_one_notation,
     is_meaning_lost,
+    unknowns_as_symbols,
+    with_one_transpose,
 )
 from rollout.rewards.math_answers.spelling import GREEK_LETTER, without_spaces
 from rollout.rewards.math_answers.structure import sides, without_brackets
@@ -47,6 +49,10 @@ ROOTS: Final = re.compile(r"\\sqrt(?:\[\w\])?(?:\w|\{[^{}]{0,100}\})(?=\\sqrt|\\
 """A root before another factor, in a text without spaces: `\\sqrt2\\sqrt8`."""
 BOUND: Final = re.compile(r"\\(?:sum|prod|lim|liminf|limsup|i{1,3}nt|oint)(?![a-zA-Z])")
 """An operator with an index or a variable of its own."""
+DERIVATIVE: Final = re.compile(
+    r"\\frac ?\{ ?(?P<d>d|\\partial|\\text ?\{ ?d ?\})(?: ?\^ ?(?:\d|\{ ?\d ?\}))? ?\} ?\{ ?(?P=d)"
+)
+"""`\\frac{d}{dx}` before an expression, which is still to be derived."""
 TEXT: Final = re.compile(r"\\text ?\{[^{}]*\}")
 QUANTITY: Final = re.compile(
     r"(?:\\(?:angle|measuredangle|triangle) ?[A-Z]{1,4}|[A-Z]{2,4}|\[[A-Z]{3,6}\]"
@@ -123,6 +129,8 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
         ):
             return False
         return _equals_number(answer_value if answer_name else answer, number, gold_value, algebra)
+    if is_left_to_compute(answer) and not is_left_to_compute(gold):
+        return False
     for compare in (same_words, _same_word_equation):
         if (verdict := compare(answer, gold)) is not None:
             return verdict
@@ -154,6 +162,15 @@ def _same_word_equation(answer: str, gold: str) -> bool | None:
     return True if True in verdicts else None if None in verdicts else False
 
 
+def is_left_to_compute(text: str) -> bool:
+    """Return whether the last exact side is a sum, an integral, a limit or a derivative.
+
+    `\\int_0^1 e^x dx` may be copied from the question; `\\int_0^1 e^x dx = e-1` is computed.
+    """
+    last = sides(text.partition(ABOUT)[0].strip() or text)[-1]
+    return bool(BOUND.search(last) or DERIVATIVE.search(last))
+
+
 def is_equation_to_solve(answer: str, gold: str, unknowns_max: int = 1) -> bool:
     """Return whether the right side of `2x = 5` is no answer, but a part of an equation to solve.
 
@@ -180,6 +197,7 @@ def is_equation_to_solve(answer: str, gold: str, unknowns_max: int = 1) -> bool:
         1 <= len(unknowns) <= unknowns_max
         and not (NAME.fullmatch(side) or QUANTITY.fullmatch(side))
         and POLYNOMIAL.fullmatch(side) is not None
+        and not DERIVATIVE.search(side)
     )
 
 
@@ -221,7 +239,9 @@ def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
     if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in pair):
         return False  # the algebra system ignores primes, and a double exponent is invalid TeX
     if is_meaning_lost(answer, gold):
-        return without_spaces(answer) == without_spaces(gold)
+        return with_one_transpose(without_spaces(answer)) == with_one_transpose(
+            without_spaces(gold)
+        )
     if any(DIGIT_WITH_INDEX.search(text) for text in pair):
         return False
     if ("{,}" in pair[0]) != ("{,}" in pair[1]):
@@ -360,7 +380,8 @@ def number_of(gold: str) -> Reading | None:
 
 def _for_algebra(text: str) -> str:
     """Remove the commas of thousands and the unit after the expression."""
-    text = GROUPING_COMMA.sub("", derivatives_as_symbols(text))
+    text = without_brackets(unknowns_as_symbols(derivatives_as_symbols(text)))
+    text = GROUPING_COMMA.sub("", text)
     for _ in range(TRAILING_UNITS_MAX):
         rest = TRAILING_UNIT.sub(_unless_unit, text).strip()
         rest = rest if ANGLE.search(rest) else TRAILING_DEGREES.sub("", rest).strip()

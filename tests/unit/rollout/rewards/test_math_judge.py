@@ -177,3 +177,12 @@ def test_each_pair_of_the_table_is_written_once() -> None:
     assert len(set(EQUAL)) == len(EQUAL) >= 60
     assert len(set(UNEQUAL)) == len(UNEQUAL) >= 60
     assert not set(EQUAL) & set(UNEQUAL)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [("e^{-1000}", "e^{-1001}"), ("\\sqrt2\\cdot 10^{-400}", "\\sqrt3\\cdot 10^{-400}")],
+)
+def test_numbers_below_the_range_of_float64_are_different(answer: str, reference: str) -> None:
+    assert not judge(answer, reference)
+    assert judge(answer, answer.replace("000", "000+0").replace("\\cdot", "\\times"))

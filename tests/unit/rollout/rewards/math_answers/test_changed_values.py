@@ -120,7 +120,10 @@ LEFT_TO_DO: list[tuple[str, str, bool]] = [
     # operators with an index, products of roots, functions of numbers
     ("\\sum_{i=1}^{10} i", "55", False), ("\\prod_{i=1}^{5} i", "120", False), ("\\sum_{i=0}^\\infty \\frac{1}{3^i}", "\\frac32", False),
     ("\\lim_{i\\to\\infty}\\frac{1}{i}", "0", False), ("\\sum_{i=1}^{10} i=55", "55", True), ("\\sum_{i=1}^{10} i=56", "56", False),
-    ("\\sum_{k=1}^{n} k", "\\frac{n(n+1)}{2}", True), ("\\sqrt{2}\\sqrt{8}", "4", False), ("\\sqrt2\\sqrt8=4", "4", True),
+    ("\\sum_{k=1}^{n} k", "\\frac{n(n+1)}{2}", False), ("\\sqrt{2}\\sqrt{8}", "4", False), ("\\sqrt2\\sqrt8=4", "4", True),
+    ("\\int_0^1 e^x dx", "e-1", False), ("\\int_0^1 e^x dx=e-1", "e-1", True), ("\\int_0^1 e^x dx\\approx 1.718", "e-1", False),
+    ("\\sum_{k=1}^n k=\\frac{n^2+n}{2}", "\\frac{n(n+1)}{2}", True), ("(\\int_0^a x dx, 1)", "(\\frac{a^2}{2}, 1)", False),
+    ("\\lim_{h\\to0}\\frac{(x+h)^2-x^2}{h}", "2x", False),
     ("\\sqrt2\\sqrt3", "\\sqrt6", True), ("\\binom84", "70", True), ("\\gcd(12,18)", "6", True), ("\\max(3,5)", "5", True),
     ("\\lfloor\\sqrt{80}\\rfloor", "8", True), ("\\cos 90^\\circ", "0", True), ("2^3 3^2", "72", False),
     # numerals in a base

@@ -49,7 +49,9 @@ def test_text_other_than_a_derivative_of_one_function_is_not_changed(text: str) 
 @pytest.mark.parametrize(
     ("answer", "reference", "equal"),
     [
-        ("\\frac{d}{dx}x^2", "2x", True),
+        ("\\frac{d}{dx}x^2=2x", "2x", True),
+        ("\\frac{d}{dx}x^2=3x", "2x", False),
+        ("\\frac{d}{dx}x^2", "2x", False),
         ("\\frac{d}{dx}y", "0", False),
         ("\\frac{d}{dt}(xy)", "0", False),
         ("x(t)+2=y", "y-x(t)=2", True),
@@ -68,6 +70,48 @@ def test_text_other_than_a_derivative_of_one_function_is_not_changed(text: str) 
     ],
 )
 def test_derivatives_functions_and_the_imaginary_unit_are_compared_by_algebra(
+    answer: str, reference: str, equal: bool
+) -> None:
+    assert judge(answer, reference) is equal
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("IR", "I^2R", False),
+        ("RI^2", "I^2R", True),
+        ("I_1R", "I_2R", False),
+        ("I_1+I_2", "2I_1", False),
+        ("I_{1}+I_2", "I_2+I_1", True),
+        ("\\frac{\\mu_0 I^2}{2\\pi r}", "\\frac{\\mu_0 I}{2\\pi r}", False),
+        ("\\frac{L}{i}", "\\frac{L}{I}", False),
+        ("\\frac{\\Gamma}{2}", "\\frac{\\gamma}{2}", False),
+        ("\\Gamma", "\\gamma", False),
+        ("\\gamma^2-\\gamma", "\\gamma(\\gamma-1)", True),
+        ("0.5772156649", "\\gamma", False),
+    ],
+)
+def test_letters_that_the_parser_takes_for_constants_are_unknowns(
+    answer: str, reference: str, equal: bool
+) -> None:
+    assert judge(answer, reference) is equal
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("P_0(1+r)", "P_0(1+r)^T", False),
+        ("P_0(1+r)^{T}", "P_0(1+r)^T", True),
+        ("5x^T", "5x", False),
+        ("x^{\\top}Ax", "x^{T}Ax", True),
+        ("m+n-1", "m+n-\\gcd(m,n)", False),
+        ("1", "\\gcd(a,b)", False),
+        ("ab", "\\operatorname{lcm}(a,b)", False),
+        ("\\gcd(a,b)", "\\gcd(a, b)", True),
+        ("3!!", "720", False),
+    ],
+)
+def test_operators_that_the_parser_drops_equal_the_same_spelling_only(
     answer: str, reference: str, equal: bool
 ) -> None:
     assert judge(answer, reference) is equal
