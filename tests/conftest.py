@@ -18,6 +18,9 @@ os.environ["PREFECT_API_URL"] = (
 )
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # before torch is imported: some virtual CPUs end a process at its first bf16 matrix product
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# as on the local stack: the processes of the tests and of ranks share the cores, and threads of
+# tiny models would only wait for each other
 BUCKET = "astraflow-tests"
 E2E = "tests/e2e/"
 

@@ -70,7 +70,7 @@ def started(settings: Mapping[str, object], layers: int = 2) -> TorchTrainEngine
     return engine
 
 
-@pytest.mark.parametrize("settings", [{}, WITH_REFERENCE, ADAPTED], ids=["plain", "packed", "lora"])
+@pytest.mark.parametrize("settings", [WITH_REFERENCE, ADAPTED], ids=["packed", "padded lora"])
 def test_compiled_layers_train_as_uncompiled_ones(settings: Mapping[str, object]) -> None:
     """One row and several are different forms of a layer."""
     model = reference_model(base_weights())
