@@ -25,6 +25,9 @@ from storage.config_model import (
 )
 from storage.store.addresses import holds_credentials
 
+DTYPES = ("float32", "bfloat16", "float16")
+"""Compute dtypes of the engine `torch`."""
+
 
 class SamplingConfig(Frozen):
     """Sampling of a policy's tokens."""

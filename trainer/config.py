@@ -64,6 +64,12 @@ _OF_ADAMW = (
     OnlyWith("adapter.name", "none", where=OnlyWith("optimizer.name", "muon")),
 )
 
+_OF_LR = OnlyWith("lr", where=OnlyWith("optimizer.name", ("adamw", "muon")))
+"""Without an effect at a learning rate of 0, except for an optimizer by import path, which may have
+a rate of its own.
+"""
+_OF_SCHEDULE = (OnlyWith("lr_schedule", ("linear", "cosine")), _OF_LR)
+
 
 class TrainConfig(Frozen):
     engine: str = "torch"
@@ -85,15 +91,15 @@ class TrainConfig(Frozen):
     lr: NotNegative = 5e-6
     """Learning rate; 0 leaves the weights unchanged, bit for bit (a baseline)."""
     betas: Annotated[tuple[Decay, Decay], *_OF_ADAMW] = (0.9, 0.999)
-    eps: Annotated[Positive, *_OF_ADAMW] = 1e-8
-    weight_decay: NotNegative = 0.01
-    warmup_steps: CountOrNone = 0
+    eps: Annotated[Positive, *_OF_ADAMW, _OF_LR] = 1e-8
+    weight_decay: Annotated[NotNegative, _OF_LR] = 0.01
+    warmup_steps: Annotated[CountOrNone, _OF_LR] = 0
     """Steps over which the learning rate rises linearly from 0."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr_schedule: Annotated[Literal["constant", "linear", "cosine"], _OF_LR] = "constant"
     """How the learning rate falls after the warm-up."""
-    lr_min_share: Annotated[ShareOrNone, OnlyWith("lr_schedule", ("linear", "cosine"))] = 0.0
+    lr_min_share: Annotated[ShareOrNone, *_OF_SCHEDULE] = 0.0
     """Share of `lr` at the end of the schedule."""
-    schedule_steps: Annotated[Steps | None, OnlyWith("lr_schedule", ("linear", "cosine"))] = None
+    schedule_steps: Annotated[Steps | None, *_OF_SCHEDULE] = None
     """Step at which the schedule ends; null: the run's last one."""
     grad_clip: Positive | None = 1.0
     """Largest norm of the gradient; null: no limit."""

@@ -4,6 +4,8 @@ Text becomes tokens only here, and each text only once: a later turn is tokenize
 template that follows the answer before it, never as the whole conversation again.
 """
 
+import asyncio
+import secrets
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
@@ -17,8 +19,12 @@ from storage.written_files import write_inside
 Message: TypeAlias = Mapping[str, str]
 """Example: `{"role": "user", "content": "7+8-3=?"}`."""
 
-PLACEHOLDER: Final = "@@ANSWER@@"
-"""Stands for an answer in a conversation that is rendered to find the text around the answer."""
+PLACEHOLDER: Final = f"@@{secrets.token_hex(16)}@@"
+"""Stands for an answer in a conversation that is rendered to find the text around the answer. No
+question and no model can contain it.
+"""
+INLINE_CHARS_MAX: Final = 4_000
+"""A longer text is tokenized in a thread, one at a time, so that the event loop is not blocked."""
 OPENINGS_MAX: Final = 1_024
 """First messages whose tokens are cached: all samples of a prompt begin alike."""
 
@@ -47,6 +53,8 @@ class Chat:
         ends = [*stop_ids, *([] if self._end_of_turn is None else [self._end_of_turn])]
         self.stop_ids: tuple[int, ...] = tuple(sorted(set(ends)))
         """Tokens that end an answer."""
+        self.long_texts = asyncio.Lock()
+        """Held while a long text is tokenized: the other samples then find it in the cache."""
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a new conversation, up to the start of the model's answer."""
@@ -107,9 +115,12 @@ class Chat:
         return text
 
     def _encode(self, text: str) -> list[int]:
-        tokens: list[int] = self._tokenizer.backend_tokenizer.encode(
-            text, add_special_tokens=False
-        ).ids
+        backend = self._tokenizer.backend_tokenizer
+        if len(text) > INLINE_CHARS_MAX:  # only the method for batches lets other threads run
+            encoded = backend.encode_batch_fast([text], add_special_tokens=False)[0]
+        else:
+            encoded = backend.encode(text, add_special_tokens=False)
+        tokens: list[int] = encoded.ids
         return tokens
 
     def _after_placeholder(self, rendered: str) -> str | None:

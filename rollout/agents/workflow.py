@@ -7,12 +7,14 @@ A workflow handles messages, answers and rewards. Tokens, log-probabilities and 
 from the engine into the turn's context, and from there into the stored sequence.
 """
 
+import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
-from rollout.agents.chat import Chat, Message
+from rollout.agents.chat import INLINE_CHARS_MAX, Chat, Message
 from rollout.agents.context import Context
 from rollout.agents.failures import ModelFailedError
 from rollout.agents.seeds import derived_seed
@@ -25,6 +27,8 @@ from rollout.engines.engine import (
 )
 from storage.errors import ConfigError
 from storage.records.rollouts import Episode, FinishReason, Prompt
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,9 @@ class Agent:
         """
         player = self._player
         if context is None:
-            context = Context(player.chat, messages, name)
+            context = await _tokenized(
+                player.chat, messages, partial(Context, player.chat, messages, name)
+            )
         elif context.chat is not player.chat:
             raise ConfigError(
                 f"policy {player.policy} cannot continue context {context.name!r}, which was begun "
@@ -83,7 +89,7 @@ class Agent:
                 "tokenizer"
             )
         else:
-            context.extend(messages)
+            await _tokenized(player.chat, messages, partial(context.extend, messages))
         tokens = tuple(context.tokens)
         call = self._calls.next()
         try:
@@ -118,6 +124,14 @@ class Agent:
             stop_ids=self._player.chat.stop_ids,
             seed=seed,
         )
+
+
+async def _tokenized(chat: Chat, messages: Sequence[Message], tokenize: Callable[[], T]) -> T:
+    """Return the result of `tokenize`, which is called in a thread where the messages are long."""
+    if sum(len(str(text)) for message in messages for text in message.values()) <= INLINE_CHARS_MAX:
+        return tokenize()
+    async with chat.long_texts:
+        return await asyncio.to_thread(tokenize)
 
 
 class CallCounter:

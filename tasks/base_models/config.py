@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Protocol, TypeAlias, cast
 
 from pydantic import AfterValidator, Discriminator, Tag, model_validator
 
-from storage.config_model import Count, CountOrNone, Frozen, Layers, Seed, Width
+from storage.config_model import Count, CountOrNone, Frozen, Layers, OnlyWith, Seed, Width
 from storage.config_union import ByKey, variants
 from storage.coordination.lifetime import StoppedError
 from storage.errors import AstraFlowError, ConfigError
@@ -43,7 +43,9 @@ class TinyBase(Frozen):
     """Supervised iterations that teach the skill."""
     habit_iterations: CountOrNone = 60
     """Supervised iterations that add bad habits, so that reinforcement learning can improve it."""
-    batch_size: Count = 64
+    batch_size: Annotated[
+        Count, OnlyWith("skill_iterations", where=OnlyWith("habit_iterations", 0))
+    ] = 64
     seed: Seed = 0
 
     @model_validator(mode="after")

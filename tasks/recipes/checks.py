@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 from data_ops.algorithms.custom import CustomAlgorithm
 from data_ops.algorithms.filters import ZeroAdvantage
+from rollout.config import DTYPES
+from rollout.placement import engine_gpus
 from storage import import_path, layout
+from storage.config_model import no_effect
 from storage.errors import ConfigError
 from storage.run import orders
 from storage.store.object_store import open_store
@@ -51,8 +54,9 @@ def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
     `written` is the same configuration as plain data, without the defaults.
     """
     checks = (
-        _names, _roles, _rewards, _engines, _trained_by, _algorithms, _groups, _sampling, _prompts,
-        _gate, _models, _mirrors, _times, _placement_and_prices,
+        _names, _roles, _rewards, _engines, _rollout_engine, _train_engines, _trained_by,
+        _algorithms, _groups, _sampling, _prompts, _gate, _models, _mirrors, _times,
+        _placement_and_prices,
     )  # fmt: skip
     without_effect = [
         Problem(path, why) for path, why in schema.without_effect(written, config).items()
@@ -184,6 +188,44 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
                 (*path[:-1], "device"),
                 f"{device!r} is not the name of a device; use cpu, cuda, or a number with it as in "
                 "cuda:1",
+            )
+
+
+def _rollout_engine(config: RunConfig) -> Iterator[Problem]:
+    engine = config.rollout.engine
+    at: KeyPath = ("rollout", "engine")
+    if engine.name == "torch" and engine.dtype not in DTYPES:
+        yield Problem((*at, "dtype"), f"{engine.dtype!r} is not one of {', '.join(DTYPES)}")
+    own_servers = engine.name == "sglang" and not engine.sglang.urls
+    if own_servers and engine.device != "cpu" and not engine_gpus(engine):
+        yield Problem(
+            (*at, "device"), f"{engine.device!r} cannot be used by sglang; use cpu, cuda or cuda:N"
+        )
+
+
+def _train_engines(config: RunConfig) -> Iterator[Problem]:
+    """Check what the built-in engines cannot do, before a trainer finds it."""
+    for name, policy in config.policies.items():
+        train, at = policy.train, ("policies", name, "train")
+        if train.engine not in ("torch", "deepspeed"):
+            continue
+        in_parts = train.engine == "deepspeed" or train.num_ranks > 1
+        if in_parts and train.optimizer.name != "adamw":
+            yield Problem(
+                (*at, "optimizer"),
+                f"{train.optimizer.name} needs whole matrices, and the engine deepspeed, or "
+                "several ranks, have parts of them; use adamw, or engine: torch with one rank",
+            )
+        if train.ranks > 1 and train.device not in ("cpu", "cuda"):
+            yield Problem(
+                (*at, "device"),
+                f"{train.device!r} is one device for {train.ranks} ranks; use cuda, with the GPU "
+                "of each rank in devices, or cpu",
+            )
+        if train.deepspeed.offload_optimizer and train.device == "cpu":
+            yield Problem(
+                (*at, "deepspeed", "offload_optimizer"),
+                no_effect("with device: cpu", "set device: cuda"),
             )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from rollout.config import EngineConfig
+from rollout.config import DTYPES, EngineConfig
 from rollout.engines.engine import (
     NO_VERSION,
     EngineFailedError,
@@ -36,7 +36,6 @@ from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WAITING_MAX = 65_536
 """Requests that may wait for a slot."""
 
@@ -266,4 +265,5 @@ def _dtype(config: EngineConfig) -> torch.dtype:
         raise ConfigError(
             f"rollout.engine.dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}"
         )
-    return DTYPES[config.dtype]
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype

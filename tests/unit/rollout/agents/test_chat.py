@@ -64,6 +64,17 @@ def test_tokens_are_kept_when_the_template_shortens_old_answers() -> None:
     ]
 
 
+@pytest.mark.parametrize("text", ["@@ANSWER@@", "@@@@"])
+def test_a_conversation_continues_whatever_its_texts_are(text: str) -> None:
+    before = [user(text), {"role": "assistant", "content": text}]
+    assert tiny_chat().continuation(before, [user("?")], END_ID) == [USER, 30, END_ID, ASSISTANT]
+
+
+def test_a_long_text_has_the_tokens_of_its_parts() -> None:
+    opening = tiny_chat().opening([user("7+8-3=?" * 1_000)])
+    assert opening == [USER, *QUESTION * 1_000, END_ID, ASSISTANT]
+
+
 def test_a_template_that_changes_the_text_after_an_answer_is_refused() -> None:
     before = [user("?"), {"role": "assistant", "content": "so"}]
     with pytest.raises(ConfigError, match="cannot continue after an answer"):

@@ -117,6 +117,37 @@ def test_devices_without_cuda_are_refused() -> None:
     )
 
 
+TRAIN = "policies.solver.train"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rollout.engine.dtype": "float8"}, "rollout.engine.dtype: 'float8' is not one of"),
+        (
+            {"rollout.engine.name": "sglang", "rollout.engine.device": "xpu"},
+            "rollout.engine.device: 'xpu' cannot be used by sglang",
+        ),
+        (
+            {f"{TRAIN}.engine": "deepspeed", f"{TRAIN}.optimizer.name": "muon"},
+            f"{TRAIN}.optimizer: muon needs whole matrices",
+        ),
+        (
+            {f"{TRAIN}.ranks": 2, f"{TRAIN}.optimizer.name": "muon"},
+            f"{TRAIN}.optimizer: muon needs whole matrices",
+        ),
+        (
+            {f"{TRAIN}.ranks": 2, f"{TRAIN}.device": "cuda:1"},
+            f"{TRAIN}.device: 'cuda:1' is one device for 2 ranks",
+        ),
+    ],
+)
+def test_what_a_built_in_engine_cannot_do_is_refused_before_the_run(
+    settings: dict[str, Any], words: str
+) -> None:
+    assert words in error_of(settings)
+
+
 ADAPTER = {"name": "lora", "rank": 8, "publish": "adapter"}
 SHARED = {
     "rollout.engine.name": "sglang",

@@ -19,6 +19,8 @@ ON_GPU = {"rollout.engine.name": "sglang", "rollout.engine.device": "cuda"}
 TRAIN = "policies.solver.train"
 CUSTOM = {f"{TRAIN}.optimizer": {"name": "custom", "path": "torch.optim:SGD"}}
 MUON_OF_ADAPTER = {f"{TRAIN}.optimizer.name": "muon", f"{TRAIN}.adapter.name": "lora"}
+BASELINE = {f"{TRAIN}.lr": 0}
+UNTAUGHT = {"policies.solver.model.tiny": {"skill_iterations": 0, "habit_iterations": 0}}
 UNTRACKED = {"tracking.enabled": False}
 HELD_OUT = {"hub": "openai/gsm8k", "split": "test", "limit": 60}
 
@@ -39,6 +41,18 @@ HELD_OUT = {"hub": "openai/gsm8k", "split": "test", "limit": 60}
         (
             {f"{TRAIN}.optimizer": {"name": "muon", "momentum": 0}},
             f"{TRAIN}.optimizer.nesterov", True, "with momentum: 0",
+        ),
+        (BASELINE, f"{TRAIN}.eps", 1e-6, "with lr: 0.0"),
+        (BASELINE, f"{TRAIN}.weight_decay", 0.1, "with lr: 0.0"),
+        (BASELINE, f"{TRAIN}.warmup_steps", 5, "with lr: 0.0"),
+        (BASELINE, f"{TRAIN}.lr_schedule", "linear", "with lr: 0.0"),
+        (
+            UNTAUGHT, "policies.solver.model.tiny.batch_size", 32,
+            "with skill_iterations: 0 and habit_iterations: 0",
+        ),
+        (
+            {f"{TRAIN}.engine": "deepspeed"}, f"{TRAIN}.deepspeed.offload_optimizer", True,
+            "with device: cpu",
         ),
         (ON_GPU, "rollout.engine.threads", 2, "with device: cuda and name: sglang"),
         (SERVED, "rollout.engine.threads", 2, "with sglang.urls"),
@@ -75,6 +89,8 @@ def test_a_setting_that_others_leave_without_an_effect_is_refused(
         {"rollout.engine.device": "cuda", "rollout.engine.threads": 2},
         {f"{TRAIN}.optimizer.name": "muon", f"{TRAIN}.betas": [0.9, 0.99]},
         {"evaluation.prompts.seed": 3},
+        CUSTOM | {f"{TRAIN}.lr": 0, f"{TRAIN}.weight_decay": 0.1},
+        {"policies.solver.model.tiny": {"skill_iterations": 0, "batch_size": 32}},
         {"gate": {"max_loss": 0.1, "datasets": {"a": HELD_OUT, "b": HELD_OUT}}},
         {"gate": {"max_loss_on": {"b": 0.1}, "gain_on": "a", "datasets": {"a": HELD_OUT, "b": HELD_OUT}}},
     ],
@@ -90,7 +106,7 @@ extends: single_policy_tiny
 log_every_s: 5
 tracking: {experiment: mine, interval_s: 5, register_models: true, registered_weights: reference}
 data: {batches_ahead: 2}
-policies: {solver: {train: {betas: [0.9, 0.99], eps: 1.0e-6}}}
+policies: {solver: {train: {betas: [0.9, 0.99], eps: 1.0e-6, lr_schedule: linear, lr_min_share: 0.1}}}
 rollout: {engine: {threads: 2}}
 evaluation: {prompts: {seed: 3}}
 """
@@ -104,6 +120,7 @@ evaluation: {prompts: {seed: 3}}
         {"data.max_staleness": 0},
         CUSTOM,
         MUON_OF_ADAPTER,
+        BASELINE,
         ON_GPU,
         dict(reversed(ON_GPU.items())),
         SERVED,
@@ -115,6 +132,16 @@ def test_settings_of_a_recipe_give_way_to_an_override_that_leaves_them_without_a
 ) -> None:
     load(WRITTEN)
     load(WRITTEN, settings)
+
+
+def test_a_stored_baseline_loses_its_schedule_when_it_is_continued() -> None:
+    config = load("single_policy_tiny", {f"{TRAIN}.lr_schedule": "linear"})
+    train = config.policies["solver"].train.model_copy(update={"lr": 0.0})
+    policies = {"solver": config.policies["solver"].model_copy(update={"train": train})}
+    stored = config.model_copy(update={"policies": policies})
+    found = schema.without_effect(stored.model_dump(mode="json"), stored)
+    at = ("policies", "solver", "train")
+    assert {(*at, key) for key in ("lr_schedule", "lr_min_share", "schedule_steps")} < {*found}
 
 
 def test_a_stored_configuration_has_the_same_settings_without_an_effect() -> None:
