@@ -29,13 +29,16 @@ from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.status import Status, status
 from tasks.services.prefect_settings import POLL
+from tasks.supervision.flow_processes import FlowProcesses
 
 POLL_S = 1.0
 LINE_INTERVAL_S = 5.0
 """Between two lines where there is no terminal to draw on."""
 FLOW_POLL_S = 3.0
 FINISH_TIMEOUT_S = 180.0
-"""A supervisor without a sign of life for this time after the run's end is not waited for."""
+"""A supervisor without a sign of life for this time after the run's end is not waited for. The CPU
+time of a process on this machine is one, here and below: it is slow, not dead.
+"""
 AWAY_LIMIT_S = 60.0
 """A supervisor without a heartbeat is dead if Prefect does not answer for this time either; one of
 the two alone may be slow.
@@ -101,6 +104,7 @@ class Follower:
         self.prefect_unreachable = False
         self.ended_at: float | None = None
         self.lost_at: float | None = None
+        self.processes = FlowProcesses()
         self.crashed_answers = 0
         """Answers in a row that the supervisor crashed, and that no other one was started."""
         self.asked = False
@@ -170,7 +174,10 @@ class Follower:
         """
         now = time.monotonic()
         lost = self.prefect_unreachable and seen is not None and seen.state == "interrupted"
-        self.lost_at = (self.lost_at or now) if lost else None
+        if not lost:
+            self.lost_at = None
+        elif self.lost_at is None or self._works(AWAY_LIMIT_S):
+            self.lost_at = now
         is_suspended = self.flow.is_suspended and seen is not None and seen.state == "suspended"
         if is_suspended and seen is not None and seen.closing is None:
             return True
@@ -181,9 +188,14 @@ class Follower:
             return True
         if seen is None or seen.state not in ENDED:
             return False
-        if self.ended_at is None or seen.closing is not None:
+        if self.ended_at is None or seen.closing is not None or self._works(FINISH_TIMEOUT_S):
             self.ended_at = now
         return now - self.ended_at > FINISH_TIMEOUT_S
+
+    def _works(self, limit_s: float) -> bool:
+        """Whether the supervisor's process runs on this machine, and used CPU time lately."""
+        idle_s = self.processes.idle_s(self.flow.id)
+        return idle_s is not None and idle_s < limit_s
 
     def _has_begun(self, run: ObjectStore) -> bool:
         """Whether the store shows this start of the run, and not only an earlier one that ended."""

@@ -150,6 +150,17 @@ def is_being_resumed(api_url: str, run_id: str, suspended_s: float) -> bool:
         return flow_run is not None and _goes_on(flow_run, suspended_s)
 
 
+def is_taken_up(api_url: str, run_id: str, suspended_s: float) -> bool:
+    """Return whether such a run is being resumed by a process that was started already."""
+    with connected(api_url) as client:
+        flow_run = _suspended_or_own(client, api_url, run_id)
+        return (
+            flow_run is not None
+            and _goes_on(flow_run, suspended_s)
+            and not flow_run.state.is_scheduled()
+        )
+
+
 def _goes_on(flow_run: Any, suspended_s: float) -> bool:
     """Return whether the flow run was resumed or started since then."""
     from tasks.supervision.launcher import SUSPENDING

@@ -122,11 +122,7 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
             watcher.events.add(event, str(flow_run.get_id()))
             stop = await _last_stop(run, await _supervise(watcher))
             watcher.events.add(f"run.{stop.state}", str(stop.at_s), stop.at_s, reason=stop.reason)
-        if stop.state == "suspended":
-            await asyncio.to_thread(closing.suspend, tracker, heartbeat)
-        else:
-            with tagged(f"run:{name}"), suspension.ignored():
-                closing.close(name, stop, tracker, heartbeat, config.supervise.close_timeout_s)
+        stop = await _close(run, stop, tracker, heartbeat, config.supervise.close_timeout_s)
     if stop.state == "failed":
         raise AstraFlowError(f"run {name} failed: {stop.reason}")
     return Outcome(name, stop.state, stop.reason)
@@ -290,6 +286,26 @@ async def _last_stop(run: ObjectStore, stop: Stop) -> Stop:
     except AstraFlowError as error:
         log.warning("whether the suspended run was cancelled cannot be read: %s", error)
         return stop
+
+
+async def _close(
+    run: ObjectStore,
+    stop: Stop,
+    tracker: Tracker | None,
+    heartbeat: HeartbeatWriter,
+    timeout_s: float,
+) -> Stop:
+    """Take the steps after the run's end; return the stop in effect: a suspended run may be
+    cancelled while MLflow gets what it lacks.
+    """
+    if stop.state == "suspended":
+        await asyncio.to_thread(closing.suspend, tracker, heartbeat)
+        stop = await _last_stop(run, stop)
+    if stop.state != "suspended":
+        name = runs.run_id(run)
+        with tagged(f"run:{name}"), suspension.ignored():
+            closing.close(name, stop, tracker, heartbeat, timeout_s)
+    return stop
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 from uuid import UUID
 
 from prefect import runtime
@@ -108,7 +108,8 @@ async def suspend(run_id: str, reason: str) -> State[Any]:
         process = await client.read_flow_run(flow_runs[-1])
         if process.deployment_id is None or _is_cancelled(process):
             return await _settle(client, flow_runs, final)
-        await _end_suspended(client, flow_runs, final, reason)
+        await _suspend_outermost(client, flow_runs, final, reason)
+        raise Pause(state=Suspended(message=reason))
 
 
 async def settle(final: State[Any]) -> State[Any]:
@@ -116,7 +117,8 @@ async def settle(final: State[Any]) -> State[Any]:
     not, after a suspension that came when the run was over.
 
     Raises:
-        Pause: the suspension is that of the night around this run; it can be resumed.
+        Pause: the suspension is that of the night around this run; it can be resumed, and is if the
+            run was cancelled.
     """
     flow_runs = own_flow_runs()
     if not flow_runs:
@@ -136,20 +138,22 @@ async def _settle(
         return final
     process = await client.read_flow_run(flow_runs[-1])
     if len(flow_runs) > 1 and process.deployment_id is not None and not _is_cancelled(process):
-        await _end_suspended(client, flow_runs, final, BY_PREFECT)
+        await _suspend_outermost(client, flow_runs, final, BY_PREFECT)
+        if final.is_cancelled():  # nobody would resume it: another process reports the night's end
+            await client.resume_flow_run(flow_runs[-1])
+        raise Pause(state=Suspended(message=BY_PREFECT))
     await client.set_flow_run_state(flow_runs[0], final, force=True)
     return final
 
 
-async def _end_suspended(
+async def _suspend_outermost(
     client: PrefectClient, flow_runs: Sequence[UUID], final: State[Any], reason: str
-) -> NoReturn:
+) -> None:
     """Suspend the flow run of this process without a time limit; one inside it gets `final`."""
     for inner in flow_runs[:-1]:
         await client.set_flow_run_state(inner, final, force=True)
     state: State[None] = Suspended(message=reason)
     await client.set_flow_run_state(flow_runs[-1], state, force=True)
-    raise Pause(state=state)
 
 
 async def read_states(client: PrefectClient, flow_run_id: UUID) -> Sequence[State[Any]]:

@@ -16,6 +16,7 @@ from rollout.engines.sglang.engine import SglangRolloutEngine
 from rollout.engines.sglang.server_api import ServerApi
 from rollout.engines.sglang.weights_folder import weights_folder
 from tests.support.models.chain_model import CONFIG, VOCAB, counting
+from tests.support.patience import PATIENCE_S
 from tests.support.sglang_servers import SGLANG_PYTHON, Servers
 
 pytestmark = pytest.mark.skipif(
@@ -84,7 +85,7 @@ def test_a_server_and_its_processes_end_with_a_killed_worker() -> None:
     worker.kill()
     worker.wait()
     worker.stdout.close()
-    gone, alive = psutil.wait_procs(family, timeout=60)
+    gone, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
     assert (len(gone), alive) == (len(family), [])
 
 

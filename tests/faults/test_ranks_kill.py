@@ -21,6 +21,7 @@ from tests.support.models.trainer_cases import (
     reference_model,
     sampled_batch,
 )
+from tests.support.patience import PATIENCE_S
 from trainer.config import TrainConfig
 from trainer.engines.engine import TrainEngine, make_engine
 from trainer.engines.ranks import children, leader, process_group
@@ -106,9 +107,9 @@ def test_a_rank_does_not_end_before_its_leader_when_all_processes_are_asked_to()
 
 
 def test_a_stopped_rank_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = started()
     monkeypatch.setattr(leader, "PATIENCE_S", 0.5)
     monkeypatch.setattr(children, "STALLED_S", 0.5)
-    engine = started()
     os.kill(rank_pids()[0], signal.SIGSTOP)
     with pytest.raises(RankLostError, match="rank 1 of 2"):
         engine.set_weights(base_weights())
@@ -153,7 +154,7 @@ def test_a_killed_leader_leaves_no_rank_behind_and_its_folder_is_deleted_by_the_
         assert process.stdout is not None
         rank = psutil.Process(int(process.stdout.readline()))
         process.kill()
-    rank.wait(timeout=60)
+    rank.wait(timeout=PATIENCE_S)
     assert not rank.is_running()
     (left,) = tmp_path.glob("astraflow-ranks-*")
     subprocess.run(

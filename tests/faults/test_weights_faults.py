@@ -334,7 +334,7 @@ async def test_a_slow_link_delays_only_new_weights(
     assert await refresher.refresh()
     assert time.monotonic() - start_s > 1.0  # the delay of the link
     await generating
-    assert len(beats) > 50
+    assert len(beats) > 5, "other tasks went on meanwhile"
     assert engine.digest(1) == manifests.read_manifest(run, "solver", 1).digest
 
 

@@ -260,6 +260,7 @@ def _cancel_suspended(stored: "ObjectStore", run: str, previous_stop: "Stop") ->
     from deployments.stack import up_down
 
     if previous_stop.state == "suspended":
+        _wait_while_taken_up(stored, run, previous_stop)
         run_follower.cancel(stored)
     try:
         resumed = flow_runs.resume_if_suspended(up_down.adopt_server(home()), run)
@@ -275,6 +276,30 @@ def _cancel_suspended(stored: "ObjectStore", run: str, previous_stop: "Stop") ->
         say(f"{run} is cancelled")
     else:
         say(f"{run} is already cancelled: {previous_stop.reason}")
+
+
+def _wait_while_taken_up(stored: "ObjectStore", run: str, suspension: "Stop") -> None:
+    """Wait while a supervisor that was started by a resume is about to delete the suspension: it
+    could delete a cancellation instead.
+    """
+    import time
+
+    from deployments.registration import flow_runs
+    from deployments.stack import up_down
+    from storage.run import runs as stored_runs
+
+    is_told = False
+    try:
+        server = up_down.adopt_server(home())
+        while stored_runs.read_stop(stored) == suspension and flow_runs.is_taken_up(
+            server, run, suspension.at_s
+        ):
+            if not is_told:
+                say(f"{run} is being resumed: it is cancelled when its supervisor has begun")
+            is_told = True
+            time.sleep(flow_runs.POLL_S)
+    except ConfigError:  # without Prefect nothing is resumed either
+        return
 
 
 def suspend(run: NamedRun) -> None:

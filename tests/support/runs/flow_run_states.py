@@ -107,6 +107,10 @@ class FlowRunStates:
         self.forced.append(force)
         self.states[flow_run_id].append(state)
 
+    async def resume_flow_run(self, flow_run_id: UUID) -> None:
+        self._answer()
+        self.states[flow_run_id] += history(RESUMING)
+
     async def read_flow_runs(self, flow_run_filter: Any, **order: Any) -> list[FlowRun]:
         """Those with the name, the tags and one of the types of states, newest end first."""
         self._answer()

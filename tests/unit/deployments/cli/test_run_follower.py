@@ -17,6 +17,7 @@ from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
 from tasks.monitoring import closing_steps
 from tasks.recipes import loader
+from tasks.supervision.flow_processes import FlowProcesses
 
 NOWHERE = "http://127.0.0.1:1/api"
 RUNNING = FlowRun("f", "Running", False, "")
@@ -329,3 +330,32 @@ def test_following_ends_when_the_whole_stack_of_the_run_is_gone(
 
     with pytest.raises(AstraFlowError, match="the supervisor of tiny-1 ended before the run did"):
         Follower(followed, _console(False), read_flow=_script(RUNNING, _away)).follow()
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_supervisor_whose_process_works_on_this_machine_is_slow_and_waited_for(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    """Neither its heartbeat nor Prefect answers, on a machine with far too much to do."""
+    run, now_s, used_s = _create(followed.store), [0.0], [0.0]
+    monkeypatch.setattr("deployments.cli.run_follower.time.monotonic", lambda: now_s[0])
+    if over:
+        runs.request_stop(run, Stop("completed", "all done", 5.0))
+
+    def away() -> FlowRun:
+        now_s[0] += 50.0
+        used_s[0] += 50.0
+        raise ConfigError("the Prefect server does not answer")
+
+    follower = Follower(followed, _console(False), read_flow=_script(RUNNING, away))
+    follower.processes = FlowProcesses(
+        cpu_s=lambda flow_run: min(used_s[0], 1000.0), clock=lambda: now_s[0]
+    )
+    if over:
+        last = follower.follow()
+        assert last is not None
+        assert last.state == "completed"
+    else:
+        with pytest.raises(AstraFlowError, match="the supervisor of tiny-1 ended before the run"):
+            follower.follow()
+    assert now_s[0] > 1000.0, "then it uses no CPU time any more"

@@ -3,6 +3,8 @@ import asyncio
 import pytest
 
 from rollout.agents.episode_time import episode_limit, stopped_time
+from tests.support.patience import PATIENCE_S
+from tests.support.time_leaps import pass_by
 
 
 async def test_an_episode_is_cancelled_at_its_timeout() -> None:
@@ -16,10 +18,11 @@ async def test_the_clock_does_not_advance_during_a_stop_and_the_rest_remains() -
     over: list[bool] = []
 
     async def play() -> None:
-        async with episode_limit(0.1) as limit:
+        async with episode_limit(2 * PATIENCE_S) as limit:
             async with stopped_time():
-                await asyncio.sleep(0.3)
+                await pass_by(3 * PATIENCE_S)
             over.append(limit.is_over)
+            await pass_by(2 * PATIENCE_S)
             await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
@@ -28,12 +31,11 @@ async def test_the_clock_does_not_advance_during_a_stop_and_the_rest_remains() -
 
 
 async def test_the_clock_advances_only_when_all_stops_are_over() -> None:
-    async def stop(seconds: float) -> None:
+    async with episode_limit(2 * PATIENCE_S) as limit:
         async with stopped_time():
-            await asyncio.sleep(seconds)
-
-    async with episode_limit(0.05) as limit:
-        await asyncio.gather(stop(0.01), stop(0.3))
+            async with stopped_time():
+                pass
+            await pass_by(3 * PATIENCE_S)
         assert not limit.is_over
 
 

@@ -22,6 +22,7 @@ from rollout.rewards.judge_process import (
     child_environment,
 )
 from storage.errors import ConfigError
+from tests.support.patience import PATIENCE_S
 
 ENDLESS = "9^{9^{9^{9}}}+x"
 """sympy works at it for longer than any test."""
@@ -248,7 +249,7 @@ def test_a_child_exits_when_its_parent_is_dead() -> None:
     judge = Judge()
     assert judge._child.stdin is not None
     judge._child.stdin.close()  # the effect of the parent's death in the kernel
-    assert judge._child.wait(100.0) == 0
+    assert judge._child.wait(PATIENCE_S) == 0
     judge.close()
 
 
@@ -303,17 +304,17 @@ def test_a_child_with_cpu_use_is_waited_for_without_a_time_limit(
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("code", "stall_s", "message"),
     [
-        (SLEEPING, "the math judge stopped working before it was ready"),
-        (CRASHING, "the math judge ended with status 3 before it was ready"),
+        (SLEEPING, 1.5, "the math judge stopped working before it was ready"),
+        (CRASHING, PATIENCE_S, "the math judge ended with status 3 before it was ready"),
     ],
 )
 def test_a_child_that_does_not_start_raises_an_error(
-    code: str, message: str, monkeypatch: pytest.MonkeyPatch
+    code: str, stall_s: float, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(JudgeFailedError, match=message):
-        started(code, monkeypatch, stall_s=1.5)
+        started(code, monkeypatch, stall_s)
 
 
 def test_a_child_with_a_missing_package_names_what_to_install(

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.math_judge.pairs import EQUAL, UNEQUAL
 from rollout.rewards import math_judge
 from rollout.rewards.math_judge import REFERENCES_MAX, algebraically_equal, judge
+from tests.support.patience import PATIENCE_S
 
 STUCK_IN_C = """
 from itertools import repeat
@@ -57,7 +58,7 @@ def answers_of(code: str, *questions: object) -> subprocess.CompletedProcess[str
         input=lines,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=PATIENCE_S,
         check=False,
     )
 

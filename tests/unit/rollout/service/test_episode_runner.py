@@ -36,6 +36,7 @@ from tests.support.runs.fakes import (
     scripted_player,
     solve,
 )
+from tests.support.time_leaps import pass_by
 
 PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})
 
@@ -96,7 +97,7 @@ class Judged:
 
     async def score(self, answer: str, prompt: Prompt) -> Judgement:
         async with stopped_time():
-            await asyncio.sleep(self._seconds)
+            await pass_by(self._seconds)
         if self._error:
             raise self._error
         return Judgement(1.0)
@@ -116,7 +117,8 @@ async def test_an_answer_without_a_verdict_is_a_failed_episode_not_a_wrong_answe
 
 
 async def test_the_episode_clock_stops_while_the_judge_works() -> None:
-    pool = pool_of(SingleTurn(Judged(0.5)), timeout_s=0.3, solver=scripted_player("solver", solve))
+    workflow = SingleTurn(Judged(2 * PATIENCE_S))
+    pool = pool_of(workflow, timeout_s=PATIENCE_S, solver=scripted_player("solver", solve))
     episode = await run_episode(pool, PROMPT, seed=0)
     assert (episode.error, episode.reward) == (None, 1.0)
 

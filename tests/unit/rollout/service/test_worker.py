@@ -1,6 +1,6 @@
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -139,12 +139,35 @@ def test_two_workers_process_each_order_exactly_once(local_store: ObjectStore) -
     assert {shards.read(local_store, number).worker for number in range(20)} == {"a", "b"}
 
 
-def test_a_late_twin_is_discarded(memory_store: ObjectStore) -> None:
-    publish_base(memory_store, ["solver"], delay_s=0.3)
+class Held:
+    """A workflow whose episodes wait until `released`."""
+
+    roles: tuple[str, ...] = ("solver",)
+    released = threading.Event()
+
+    def __init__(self, reward: Reward) -> None: ...
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        await asyncio.to_thread(self.released.wait, PATIENCE_S)
+        turn = await agents["solver"].respond([user(prompt.fields["question"])])
+        return Episode(sequences=(turn.context.sequence(1.0),), reward=1.0)
+
+
+@pytest.fixture
+def release() -> Iterator[Callable[[], None]]:
+    """Lets the episodes of `Held` go on, from then on."""
+    Held.released.clear()
+    yield Held.released.set
+    Held.released.set()
+
+
+def test_a_late_twin_is_discarded(memory_store: ObjectStore, release: Callable[[], None]) -> None:
+    publish_base(memory_store, ["solver"])
     write_orders(memory_store, 1)
-    with RunningWorker(memory_store, config()) as worker:
+    with RunningWorker(memory_store, config(f"{__name__}:Held")) as worker:
         until(lambda: memory_store.exists(layout.lease(0, 0)))
         assert shards.create(memory_store, builders.shard(order=0))
+        release()
         until(lambda: "answered by another worker" in worker.beat.note)
         worker.stop()
         assert progress_of(worker.join(), RolloutProgress).orders_done == 0
@@ -152,7 +175,7 @@ def test_a_late_twin_is_discarded(memory_store: ObjectStore) -> None:
 
 
 def test_an_order_whose_lease_is_lost_is_dropped(memory_store: ObjectStore) -> None:
-    publish_base(memory_store, ["solver"], delay_s=2.0)
+    publish_base(memory_store, ["solver"], delay_s=PATIENCE_S)
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config(lease_ttl_s=0.3)) as worker:
         until(lambda: memory_store.exists(layout.lease(0, 0)))
@@ -168,10 +191,15 @@ def test_an_order_whose_lease_is_lost_is_dropped(memory_store: ObjectStore) -> N
     assert not shards.exists(memory_store, 0)
 
 
-def test_a_lease_is_renewed_while_its_order_is_processed(memory_store: ObjectStore) -> None:
-    publish_base(memory_store, ["solver"], delay_s=1.0)
+def test_a_lease_is_renewed_while_its_order_is_processed(
+    memory_store: ObjectStore, release: Callable[[], None]
+) -> None:
+    publish_base(memory_store, ["solver"])
     write_orders(memory_store, 1)
-    with RunningWorker(memory_store, config(lease_ttl_s=0.3)):
+    with RunningWorker(memory_store, config(f"{__name__}:Held", lease_ttl_s=0.3)):
+        until(lambda: memory_store.exists(layout.lease(0, 0)))
+        until(lambda: held(memory_store, 0).renewals >= 2)
+        release()
         until(answered(memory_store, 1))
     lease = held(memory_store, 0)
     assert lease.attempt == 0
@@ -487,12 +515,16 @@ def test_workers_end_when_the_dataflow_needs_no_more_shards(memory_store: Object
     assert not shards.exists(memory_store, 0)
 
 
-def test_draining_finishes_active_orders_and_leases_no_new_ones(memory_store: ObjectStore) -> None:
-    publish_base(memory_store, ["solver"], delay_s=0.4)
+def test_draining_finishes_active_orders_and_leases_no_new_ones(
+    memory_store: ObjectStore, release: Callable[[], None]
+) -> None:
+    publish_base(memory_store, ["solver"])
     write_orders(memory_store, 8)
-    with RunningWorker(memory_store, config(orders_ahead=2)) as worker:
+    settings = config(f"{__name__}:Held", orders_ahead=2, drain_s=PATIENCE_S)
+    with RunningWorker(memory_store, settings) as worker:
         until(lambda: memory_store.exists(layout.lease(1, 0)))
         worker.stop()
+        release()
         worker.join()
     assert [shards.exists(memory_store, number) for number in range(8)] == [True, True] + [
         False

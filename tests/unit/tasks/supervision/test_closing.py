@@ -235,7 +235,8 @@ def test_steps_that_hang_or_fail_neither_stop_the_later_ones_nor_fail_the_run(
     monkeypatch.setattr("tasks.reports.page.write_report", fail)
     closed = Closed(run, Tracker(failures=9), hanging="verify_run")
     assert closed.states() == ["Completed", "TimedOut", "Failed", "Failed", "Completed"]
-    assert attempts == ["verify", "report"], "repeated, they would fail again"
+    assert attempts[-1] == "report"
+    assert len({*attempts}) == len(attempts), "repeated, they would fail again"
     assert closed.steps[STEPS[3]].run_count == 1 + prefect_tasks.RETRIES
     shown = closed.artifacts()
     assert sorted(shown) == ["run-summary"]

@@ -16,6 +16,7 @@ import pytest
 from prefect.exceptions import Pause, TerminationSignal
 
 from storage import layout
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConfigError
 from storage.records.control import Heartbeat, RunEnd, Stop
 from storage.run import runs
@@ -334,6 +335,30 @@ def test_a_run_that_is_cancelled_while_it_is_being_suspended_is_cancelled(
     assert asyncio.run(lifecycle._last_stop(run, suspended)) == cancelled
     run.put(layout.STOP, b"{}")
     assert asyncio.run(lifecycle._last_stop(run, suspended)) == suspended
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_suspended_run_that_is_cancelled_while_mlflow_is_served_is_closed(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    run = World(memory_store).run
+    suspended = runs.request_stop(run, Stop("suspended", "by a person", 1.0))
+    last, closed = Stop("cancelled", "by another", 2.0), list[Stop]()
+
+    class Slow:
+        def finish(self, state: str) -> None:
+            assert state == "suspended"
+            if cancelled:
+                runs.replace_suspension(run, last)
+
+    def note(run_id: str, stop: Stop, *_: object) -> None:
+        assert run_id == "run"
+        closed.append(stop)
+
+    monkeypatch.setattr(lifecycle.closing, "close", note)
+    heartbeat = HeartbeatWriter(run, "supervisor", "supervisor", 0, 60.0)
+    stop = asyncio.run(lifecycle._close(run, suspended, Slow(), heartbeat, 60.0))  # type: ignore[arg-type]  # all that is asked of a tracker here
+    assert (stop, closed) == ((last, [last]) if cancelled else (suspended, []))
 
 
 def test_a_suspended_run_that_is_started_again_goes_on_and_one_restarted_by_prefect_does_not(

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Pause
-from prefect.states import Completed, Failed
+from prefect.states import Cancelled, Completed, Failed
 
 from tasks.supervision import suspension
 from tasks.supervision.suspension import SuspensionWatch, last_mark, was_suspended
@@ -186,6 +186,19 @@ def test_a_night_suspended_when_its_run_was_over_can_be_resumed(
         settle(Completed(message="all done"))
     assert (prefect.last(own).name, prefect.last(night).name) == ("Completed", "Suspended")
     assert prefect.last(night).state_details.pause_timeout is None
+
+
+def test_a_suspended_night_goes_on_when_its_run_was_cancelled_while_the_members_left(
+    prefect: FlowRunStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefect's engine ends its process at its next task; another one reports the end."""
+    own = prefect.add("Running", deployed=False)
+    night = prefect.add("Running", "Suspended", "Suspending", name="math")
+    within(monkeypatch, own, night)
+    with pytest.raises(Pause):
+        settle(Cancelled(message="by a person"))
+    assert prefect.last(own).name == "Cancelled"
+    assert prefect.names(night)[-2:] == ["Suspended", "Resuming"]
 
 
 def test_a_night_that_is_cancelled_after_its_suspension_is_not_suspended_again(

@@ -232,6 +232,40 @@ def test_a_suspended_run_is_cancelled_and_its_flow_run_closes_it(
     assert server.resumed == [suspended]
 
 
+@pytest.mark.parametrize("ends", ["begins", "dies"])
+def test_a_run_whose_resumed_supervisor_has_not_begun_is_cancelled_when_it_has(
+    run: ObjectStore, server: Server, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """It has read the suspension, and deletes whatever is stored in its place."""
+    runs.request_stop(run, Stop("suspended", "suspended from the command line", 1.0))
+    own = server.add("Running")
+
+    def begin(_: float) -> None:
+        if ends == "begins":
+            runs.clear_stop(run)
+        else:
+            (server.runs[own].state,) = history("Crashed")
+
+    monkeypatch.setattr("time.sleep", begin)
+    monkeypatch.setattr("deployments.cli.run_follower.cancel_before_it_began", lambda *_: False)
+    cancelled = call("cancel")
+    assert cancelled.exit_code == 0
+    assert "tiny-1 is being resumed: it is cancelled when its supervisor has" in cancelled.output
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert stop.state == "cancelled"
+
+
+@pytest.mark.parametrize("state", [RESUMING, "Suspending"])
+def test_a_cancel_waits_for_no_process_that_was_not_started(
+    run: ObjectStore, server: Server, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    runs.request_stop(run, Stop("suspended", "suspended from the command line", 1.0))
+    server.add(state)
+    monkeypatch.setattr("deployments.cli.run_follower.cancel_before_it_began", lambda *_: False)
+    assert call("cancel").output == "tiny-1 is cancelled\n"
+
+
 def test_the_night_of_a_suspended_run_ends_when_the_run_is_cancelled(
     run: ObjectStore, server: Server
 ) -> None:

@@ -20,6 +20,7 @@ from storage.records.types import Json
 from storage.records.weights import HostTensor, Manifest, StoredAdapter
 from storage.weights.manifests import LoadedWeights
 from tests.support.models.chain_model import CONFIG, VOCAB, counting
+from tests.support.patience import PATIENCE_S
 from tests.support.sglang_peer import Peer, Reply, counted, sglang_peer
 
 FORM = StoredAdapter(kind="lora", rank=4, alpha=6.0, rslora=True)
@@ -96,7 +97,7 @@ async def test_a_running_request_keeps_its_adapter_which_is_unloaded_after_it(
 
     def slow(body: Json) -> Reply:
         asking.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE_S)
         return 200, counted(body, peer.label)
 
     await engine.load_adapter(1, FORM, adapted(1))
@@ -161,7 +162,7 @@ async def test_a_request_during_the_restart_of_a_server_waits_for_its_adapter(
 
     def slow(_: Json) -> Reply | None:
         loading.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE_S)
         return None  # the adapter is loaded again, with the base
 
     peer.replies = {"/generate": [lost], "/load_lora_adapter": [slow]}

@@ -19,6 +19,7 @@ from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
 from storage.records.weights import HostTensor, StoredAdapter
 from tests.support.models.chain_model import CONFIG, VOCAB, counting
+from tests.support.patience import PATIENCE_S
 from tests.support.sglang_peer import Peer, Reply, counted, sglang_peer
 
 FORM = StoredAdapter(kind="lora", rank=4, alpha=6.0, rslora=True)
@@ -122,7 +123,7 @@ class Slow:
 
     def __call__(self, body: Json) -> Reply | None:
         self.asked.set()
-        released = self.go_on.wait(60)
+        released = self.go_on.wait(PATIENCE_S)
         self.waited.set()
         assert released
         return (200, counted(body, self._peer.label, self._finish)) if self._finish else None
@@ -276,7 +277,7 @@ async def test_a_request_of_one_policy_waits_while_the_server_is_started_for_ano
 
     def slow(_: Json) -> Reply:
         loading.set()
-        assert go_on.wait(60)
+        assert go_on.wait(PATIENCE_S)
         return 500, {"error": "once more"}
 
     peer.replies = {"/generate": [lost], "/update_weights_from_disk": [slow]}
@@ -339,7 +340,7 @@ async def test_a_policy_that_leaves_during_an_update_of_another_is_served_no_mor
 
     def slowly(body: Json) -> Reply:
         asked.set()
-        assert left.wait(60)
+        assert left.wait(PATIENCE_S)
         peer.adapters[body["lora_name"]] = {}
         return 200, {"success": True}
 
