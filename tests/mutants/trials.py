@@ -281,8 +281,8 @@ def _queued_s(process: psutil.Process) -> dict[int, float]:
     result: dict[int, float] = {}
     with suppress(psutil.Error):
         for item in [process, *process.children(recursive=True)]:
-            for counted in Path(f"/proc/{item.pid}/task").glob("*/schedstat"):
-                with suppress(OSError):  # the thread has ended
+            with suppress(OSError):  # the process, or a thread of it, has ended
+                for counted in Path(f"/proc/{item.pid}/task").glob("*/schedstat"):
                     result[int(counted.parent.name)] = int(counted.read_text().split()[1]) / 1e9
     return result
 

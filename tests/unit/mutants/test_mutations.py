@@ -207,6 +207,16 @@ def test_the_wait_for_a_cpu_is_counted_for_the_process_and_its_children() -> Non
     assert threading.get_native_id() in waits_s
 
 
+def test_a_process_that_ends_while_it_is_counted_is_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)  # it ends after this check
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        watched = psutil.Process(child.pid)
+    monkeypatch.setattr(watched, "children", lambda recursive: [])
+    assert trials._queued_s(watched) == {}
+
+
 MODULE = """
 LIMIT = 3
 
