@@ -1,4 +1,7 @@
+import asyncio
 import threading
+from contextlib import AsyncExitStack
+from typing import ClassVar
 
 import pytest
 
@@ -51,6 +54,44 @@ async def test_a_pool_uses_the_exact_requested_versions(memory_store: ObjectStor
     assert (attempt.versions.max(), verdict.versions.max()) == (0, 1)
     assert (attempt.temperature, verdict.temperature) == (1.0, 0.5)
     assert pool.engines["verifier"].digest(1) == weights_digest(tensors(1))
+    await pool.close()
+
+
+class TimedReward:
+    """Keeps the time limit that it was made with."""
+
+    limits_s: ClassVar[list[float]] = []
+
+    def __init__(self, timeout_s: float) -> None:
+        self.limits_s.append(timeout_s)
+
+    async def score(self, answer: str, prompt: Prompt) -> Judgement:
+        return Judgement(0.0)
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_pool_has_the_limits_of_its_recipe(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TimedReward, "limits_s", [])
+    publish_base(memory_store, ["solver"])
+    workflow = WorkflowConfig(
+        timeout_s=71.0, reward=f"{__name__}:TimedReward", reward_timeout_s=3.5
+    )
+    engine = CONFIG.engine.model_copy(update={"max_concurrent": 3})
+    pool = open_agent_pool(memory_store, RolloutConfig(workflow=workflow, engine=engine), SAMPLING)
+    assert (pool.timeout_s, TimedReward.limits_s) == (71.0, [3.5])
+    async with AsyncExitStack() as slots:
+        for _ in range(6):  # two for each request that the engine decodes at a time
+            await slots.enter_async_context(pool.slot())
+        assert pool.running == 6
+        waiting = asyncio.create_task(slots.enter_async_context(pool.slot()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+    assert pool.running == 0
     await pool.close()
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from storage.coordination.lifetime import Lifetime
 from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
 from storage.formats.safetensors import weights_digest
 from storage.records.batches import Batch
-from storage.records.control import Stop
+from storage.records.control import Stop, WaitReason
 from storage.records.progress import TrainerProgress
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -28,6 +29,7 @@ from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
 from tests.support.patience import PATIENCE_S
 from tests.support.runs.builders import batch
+from tests.support.runs.busy_gpus import busy_gpu
 from tests.support.runs.lifetimes import (
     ScriptedLifetime,
     heartbeat_writer_of,
@@ -294,6 +296,20 @@ def test_checkpoints_are_saved_at_their_interval_and_at_the_last_step_and_old_on
     tensors, state = checkpoints.load(run, POLICY, 4)
     assert state == CheckpointState({"value": 4}, 12.0)
     assert tensors["master"].bits.tolist() == [4]
+
+
+def test_a_trainer_without_its_gpu_trains_nothing_and_can_be_stopped(
+    run: ObjectStore, tmp_path: Path
+) -> None:
+    add_batches(run, 1)
+
+    def on_wait(_seconds: float) -> bool:
+        return lifetime.heartbeat.last.wait_reason is WaitReason.GPU
+
+    lifetime = ScriptedLifetime(run, "trainer", on_wait)
+    with busy_gpu(tmp_path):
+        train(lifetime, POLICY, CONFIG.model_copy(update={"device": "cuda"}), 1, 0)
+    assert published(run) == [0]
 
 
 def test_a_trainer_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> None:
