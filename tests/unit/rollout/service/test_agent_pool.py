@@ -131,6 +131,22 @@ async def test_the_policies_of_a_pool_share_servers_where_the_recipe_says_so(
     await pool.close()
 
 
+class Placed(ScriptedEngine):
+    """Keeps the devices that it was made for."""
+
+    def __init__(self, config: EngineConfig, model_config: Json) -> None:
+        super().__init__(config, model_config)
+        self.devices = config.devices
+
+
+async def test_each_engine_has_its_own_devices(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver", "verifier"])
+    engine = EngineConfig(name=f"{__name__}:Placed", device="cuda", devices=(2, 0))
+    pool = open_agent_pool(memory_store, CONFIG.model_copy(update={"engine": engine}), SAMPLING)
+    assert [each.devices for each in pool.engines.values()] == [(2,), (0,)]  # type: ignore[attr-defined]  # Placed
+    await pool.close()
+
+
 async def test_closing_the_pool_closes_every_engine(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver", "verifier"])
     pool = open_agent_pool(memory_store, CONFIG, SAMPLING)

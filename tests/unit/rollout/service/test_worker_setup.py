@@ -120,6 +120,7 @@ def test_a_refresh_reads_only_the_changes_and_from_the_mirror(memory_store: Obje
         progress.weights_bytes_mirror["solver"]
         == whole.num_bytes + changes.num_bytes - manifest_bytes
     )
+    assert progress.weights_bytes_home["solver"] < 20_000  # manifests, and not the whole tensor
 
 
 def test_the_engines_of_a_worker_are_closed_when_it_leaves(

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from storage import layout
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
@@ -26,8 +27,9 @@ from storage.run.checkpoints import CheckpointState
 from storage.run.runs import request_stop
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
-from storage.weights import manifests, publisher, reader
+from storage.weights import compaction, manifests, publisher, reader
 from tests.support.patience import PATIENCE_S
+from tests.support.runs.adapter_versions import LORA, drawn
 from tests.support.runs.builders import batch
 from tests.support.runs.busy_gpus import busy_gpu
 from tests.support.runs.lifetimes import (
@@ -36,6 +38,7 @@ from tests.support.runs.lifetimes import (
     lifetime_of,
     progress_of,
 )
+from trainer.adapters import Lora
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.service import trainer
@@ -596,6 +599,40 @@ def test_an_uninterrupted_trainer_publishes_deltas(memory_store: ObjectStore) ->
         manifests.read_manifest(memory_store, POLICY, version).kind for version in (1, 2, 3, 4)
     ]
     assert kinds == ["delta", "delta", "anchor", "delta"]
+
+
+def test_a_trainer_merges_the_deltas_of_a_span(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "BYTES_MIN", 0)
+    run = run.sub("wide")
+    files = {"config.json": b'{"model_type": "counting"}'}
+    publisher.publish(run, POLICY, 0, wide_weight_of(0), extra_files=files)
+    add_batches(run, *range(1, 9))
+    trained(run, 8, CONFIG.model_copy(update={"engine": f"{__name__}:WideEngine"}))
+    assert run.exists(layout.merged_delta(POLICY, 8, 0))
+
+
+class AdapterEngine(CountingEngine):
+    """An engine whose versions are a base model with an adapter."""
+
+    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
+        self.value = 0
+
+    def weights(self) -> dict[str, HostTensor]:
+        return drawn(seed=self.value)
+
+
+def test_the_manifests_of_a_trainer_name_the_adapter_that_it_publishes(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    config = CONFIG.model_copy(
+        update={
+            "engine": f"{__name__}:AdapterEngine",
+            "adapter": Lora(rank=2, alpha=3.0, publish="adapter"),
+        }
+    )
+    trained(run, 1, config)
+    assert manifests.read_manifest(run, POLICY, 1).adapter == LORA
 
 
 def test_if_repeated_steps_give_other_bits_the_published_versions_stay_and_an_error_is_logged(
