@@ -6,7 +6,8 @@
 
 A mutant is tried with the test files of its module first. If it survives, it is tried with all
 other test files that import the module, or a module that imports it. A trial that uses far more CPU
-time than its tests in the baseline, or none for a while, counts as noticed: it hangs.
+time than its tests in the baseline, or none for a while, counts as noticed: it hangs. Time in which
+it waits for a CPU of a loaded machine is not counted.
 """
 
 import ast
@@ -40,7 +41,7 @@ TRIAL_CPU_S = 60.0
 CPU_FACTOR, CPU_MARGIN_S = 4.0, 30.0
 """CPU limit of a trial: a factor of its tests' CPU time in the baseline, and a margin."""
 STALLED_S, STALLED_SHARE = 45.0, 0.01
-"""A trial that uses less than this share of CPU time for this long hangs."""
+"""A trial that uses less than this share of a CPU for this long, in which it could have run, hangs."""
 OUTPUT = ".output"
 """File in a copy of the tree: the output of the last child process."""
 
@@ -244,17 +245,20 @@ def _enter(root: Path, not_kept: bool) -> None:
 
 
 def _waited(pid: int, cpu_max_s: float) -> int:
-    watched, seen_cpu_s, since_s = psutil.Process(pid), 0.0, time.monotonic()
+    watched, queued_s = psutil.Process(pid), dict[int, float]()
+    seen_cpu_s = since_s = 0.0
+    start_s = time.monotonic()
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.05)
         used_s = _cpu_s(watched)
-        now_s = time.monotonic()
+        queued_s |= _queued_s(watched)
+        able_s = time.monotonic() - start_s - sum(queued_s.values())
         if used_s - seen_cpu_s > STALLED_SHARE * STALLED_S:
-            seen_cpu_s, since_s = used_s, now_s
-        if used_s > cpu_max_s or now_s - since_s > STALLED_S:
+            seen_cpu_s, since_s = used_s, able_s
+        if used_s > cpu_max_s or able_s - since_s > STALLED_S:
             os.killpg(pid, signal.SIGKILL)
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -268,6 +272,19 @@ def _cpu_s(process: psutil.Process) -> float:
                 times = item.cpu_times()
                 total += times.user + times.system + times.children_user + times.children_system
     return total
+
+
+def _queued_s(process: psutil.Process) -> dict[int, float]:
+    """Thread → time that it was runnable and had no CPU, for the process and its children; empty
+    where the kernel does not count it.
+    """
+    result: dict[int, float] = {}
+    with suppress(psutil.Error):
+        for item in [process, *process.children(recursive=True)]:
+            with suppress(OSError):  # the process, or a thread of it, has ended
+                for counted in Path(f"/proc/{item.pid}/task").glob("*/schedstat"):
+                    result[int(counted.parent.name)] = int(counted.read_text().split()[1]) / 1e9
+    return result
 
 
 def _own_cpu_s() -> float:

@@ -6,10 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from textwrap import dedent
 
+import psutil
 import pytest
 
 from tests.mutants import trials
@@ -168,6 +170,51 @@ def test_a_busy_trial_is_killed_by_cpu_time_and_a_silent_one_by_a_timeout(
     assert trials._forked(tmp_path, spin, cpu_max_s=0.5) == -signal.SIGKILL
     monkeypatch.setattr(trials, "STALLED_S", 0.5)
     assert trials._forked(tmp_path, wait, cpu_max_s=60.0) == -signal.SIGKILL
+
+
+def test_a_trial_that_waits_for_a_cpu_does_not_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait() -> int:
+        time.sleep(1.0)
+        return 0
+
+    start_s = time.monotonic()
+    monkeypatch.setattr(trials, "STALLED_S", 0.2)
+    monkeypatch.setattr(trials, "_cpu_s", lambda _: 0.0)
+    monkeypatch.setattr(trials, "_queued_s", lambda _: {1: time.monotonic() - start_s})
+    assert trials._forked(tmp_path, wait, cpu_max_s=60.0) == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux's counters")
+def test_the_wait_for_a_cpu_is_counted_for_the_process_and_its_children() -> None:
+    on_one_cpu = (
+        "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+    )
+    spinning = [subprocess.Popen([sys.executable, "-c", on_one_cpu]) for _ in range(2)]
+    try:
+        waiting: set[int] = set()
+        deadline_s = time.monotonic() + 60.0
+        while len(waiting) < 2 and time.monotonic() < deadline_s:
+            waits_s = trials._queued_s(psutil.Process())
+            waiting = {child.pid for child in spinning if waits_s.get(child.pid, 0.0) > 0.02}
+            time.sleep(0.01)
+    finally:
+        for child in spinning:
+            child.kill()
+            child.wait()
+    assert len(waiting) == 2
+    assert threading.get_native_id() in waits_s
+
+
+def test_a_process_that_ends_while_it_is_counted_is_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)  # it ends after this check
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        watched = psutil.Process(child.pid)
+    monkeypatch.setattr(watched, "children", lambda recursive: [])
+    assert trials._queued_s(watched) == {}
 
 
 MODULE = """

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from rollout.agents.seeds import derived_seed
 from rollout.config import EngineConfig
 from storage.coordination.lifetime import CHECK_INTERVAL_S, Lifetime
 from storage.errors import ConfigError, CorruptError, NotFoundError
-from storage.records.control import Stop
+from storage.records.control import Stop, WaitReason
 from storage.records.progress import EvaluationProgress
 from storage.records.rollouts import Episode
 from storage.records.types import Json
@@ -29,6 +30,7 @@ from tasks.evaluation import EVALUATION_SEED, Evaluate, evaluate_versions, follo
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
 from tests.support.runs.builders import tensors
+from tests.support.runs.busy_gpus import busy_gpu
 from tests.support.runs.dataflow_world import OutageBackend
 from tests.support.runs.evaluations import evaluation
 from tests.support.runs.fakes import LOGPROB, ScriptedEngine, base_files, total
@@ -385,6 +387,22 @@ def test_a_running_evaluation_is_cancelled_when_the_run_stops(
     assert evaluations.keys(memory_store) == []
     assert 0 < progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes < MANY
     assert CHECK_INTERVAL_S < 5.0  # a long evaluation stops soon
+
+
+def test_an_evaluation_without_its_gpu_plays_nothing_and_can_be_stopped(
+    memory_store: ObjectStore, played: RunConfig, tmp_path: Path
+) -> None:
+    publish_scripted(memory_store, 0, 1, 2)
+    engine = played.rollout.engine.model_copy(update={"device": "cuda"})
+    rollout = played.rollout.model_copy(update={"engine": engine})
+
+    def on_wait(_seconds: float) -> bool:
+        return lifetime.heartbeat.last.wait_reason is WaitReason.GPU
+
+    lifetime = ScriptedLifetime(memory_store, "evaluation", on_wait)
+    with busy_gpu(tmp_path):
+        follow(lifetime, played.model_copy(update={"rollout": rollout}))
+    assert RecordedEngine.made == []
 
 
 def test_the_heartbeat_names_the_versions_in_evaluation(

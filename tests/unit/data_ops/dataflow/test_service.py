@@ -540,6 +540,24 @@ def test_the_demand_of_a_policy_includes_the_lag_of_its_oldest_tokens(
     assert assembly.need(()).lag == 1
 
 
+def test_orders_that_are_played_with_older_weights_than_at_their_admission_count_as_lag(
+    memory_store: ObjectStore,
+) -> None:
+    simulation = world(memory_store)
+    dataflow = simulation.dataflow()
+    while simulation.version("solver") < 2:
+        dataflow.round()
+        simulation.play(simulation.open_orders())
+        for policy in POLICIES:
+            simulation.train(policy)
+    dataflow.round()
+    assert simulation.open_orders()
+    assert max(assembly.need(()).lag for assembly in dataflow._assemblies) == 0
+    simulation.play(simulation.open_orders(), behind=2)
+    dataflow.round()
+    assert max(assembly.need(()).lag for assembly in dataflow._assemblies) == 1
+
+
 def test_shards_are_collected_while_no_trainer_is_starved(
     memory_store: ObjectStore,
 ) -> None:
@@ -624,15 +642,15 @@ def test_an_unreachable_store_is_waited_for(
     simulation.finish(simulation.dataflow())
     flicker = OutageBackend(simulation.run.backend, failures_max=50)
     flicker.down.set()
-    stop = threading.Event()
     unreachable = replace(simulation.run, backend=flicker, patience_s=1e-6)
     with pytest.raises(TransientError):
         Dataflow(unreachable, simulation.config, simulation.policies, 5)
-    heartbeat_writer = service(simulation, unreachable, stop)
+    lifetime = ScriptedLifetime(unreachable, "dataflow", lambda _: False)
+    serve(lifetime, simulation.config, simulation.policies, 5)
     assert not flicker.down.is_set()
     assert "the store is away" in caplog.text
-    assert heartbeat_writer.last.note == ""
-    assert progress_of(heartbeat_writer.last, DataflowProgress).batches["solver"] == 4
+    assert lifetime.heartbeat.last.note == ""
+    assert progress_of(lifetime.heartbeat.last, DataflowProgress).batches["solver"] == 4
 
 
 def test_pauses_double_during_a_store_outage_and_are_reset_after_it(

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data_ops.algorithms.advantages import AdvantageConfig
 from data_ops.config import DataConfig
 from data_ops.dataflow.shard_ingest import IngestedGroups, all_rows, ingest_shard
 from storage import layout
@@ -40,6 +41,16 @@ def test_a_group_has_advantages_on_trained_tokens_only(run: ObjectStore) -> None
         ingested.rows[1].advantages, [0, 0, -value, -value, -value], rtol=1e-6
     )
     assert ingested.rows[0].advantages.dtype == np.float32
+
+
+def test_advantages_are_those_of_the_recipe_also_after_a_restart(run: ObjectStore) -> None:
+    changes = {"advantage": AdvantageConfig(divide_by_std=False)}
+    rows = ingest(run, shard(), **changes).rows
+    loaded = all_rows(
+        shards.read(run, 0), "solver", CONFIG.model_copy(update=changes), vocab_size=None
+    )
+    for found in (rows, tuple(loaded.values())):
+        assert [row.advantages[-1] for row in found] == [0.5, -0.5]
 
 
 def test_a_group_with_equal_rewards_is_filtered_and_counts_in_the_reward_metrics(

@@ -1,4 +1,7 @@
+import asyncio
 import threading
+from contextlib import AsyncExitStack
+from typing import ClassVar
 
 import pytest
 
@@ -54,6 +57,44 @@ async def test_a_pool_uses_the_exact_requested_versions(memory_store: ObjectStor
     await pool.close()
 
 
+class TimedReward:
+    """Keeps the time limit that it was made with."""
+
+    limits_s: ClassVar[list[float]] = []
+
+    def __init__(self, timeout_s: float) -> None:
+        self.limits_s.append(timeout_s)
+
+    async def score(self, answer: str, prompt: Prompt) -> Judgement:
+        return Judgement(0.0)
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_pool_has_the_limits_of_its_recipe(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TimedReward, "limits_s", [])
+    publish_base(memory_store, ["solver"])
+    workflow = WorkflowConfig(
+        timeout_s=71.0, reward=f"{__name__}:TimedReward", reward_timeout_s=3.5
+    )
+    engine = CONFIG.engine.model_copy(update={"max_concurrent": 3})
+    pool = open_agent_pool(memory_store, RolloutConfig(workflow=workflow, engine=engine), SAMPLING)
+    assert (pool.timeout_s, TimedReward.limits_s) == (71.0, [3.5])
+    async with AsyncExitStack() as slots:
+        for _ in range(6):  # two for each request that the engine decodes at a time
+            await slots.enter_async_context(pool.slot())
+        assert pool.running == 6
+        waiting = asyncio.create_task(slots.enter_async_context(pool.slot()))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        waiting.cancel()
+    assert pool.running == 0
+    await pool.close()
+
+
 async def test_policies_with_the_same_base_model_share_one_tokenizer(
     memory_store: ObjectStore,
 ) -> None:
@@ -87,6 +128,22 @@ async def test_the_policies_of_a_pool_share_servers_where_the_recipe_says_so(
     assert isinstance(verifier, SharingScripted)
     assert verifier.beside is (solver if shared else None)
     assert pool.players["verifier"].engine is verifier
+    await pool.close()
+
+
+class Placed(ScriptedEngine):
+    """Keeps the devices that it was made for."""
+
+    def __init__(self, config: EngineConfig, model_config: Json) -> None:
+        super().__init__(config, model_config)
+        self.devices = config.devices
+
+
+async def test_each_engine_has_its_own_devices(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver", "verifier"])
+    engine = EngineConfig(name=f"{__name__}:Placed", device="cuda", devices=(2, 0))
+    pool = open_agent_pool(memory_store, CONFIG.model_copy(update={"engine": engine}), SAMPLING)
+    assert [each.devices for each in pool.engines.values()] == [(2,), (0,)]  # type: ignore[attr-defined]  # Placed
     await pool.close()
 
 

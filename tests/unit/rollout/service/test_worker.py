@@ -3,16 +3,19 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from rollout.agents.chat import user
+from rollout.agents.seeds import derived_seed
 from rollout.agents.workflow import Agent
 from rollout.config import RegionConfig
 from rollout.engines.engine import EngineFailedError
 from rollout.rewards.reward import Reward
-from rollout.service import event_loop
+from rollout.service import event_loop, worker_setup
+from rollout.service import worker as worker_module
 from rollout.service.worker import RENEWALS_CONCURRENT_MAX, Worker
 from storage import layout
 from storage.coordination import leases
@@ -641,6 +644,65 @@ def test_a_temporary_failure_of_the_store_stops_no_worker(memory_store: ObjectSt
         until(answered(memory_store, 6))
         worker.stop()
         worker.join()
+
+
+@pytest.mark.parametrize(
+    ("module", "only"),
+    [
+        (worker_module, "exists shards/"),
+        (worker_module, "create shards/"),
+        (worker_setup, "read weights/"),
+    ],
+    ids=["orders", "a shard", "base models"],
+)
+def test_pauses_grow_while_the_store_fails(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, module: ModuleType, only: str
+) -> None:
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 1)
+    backend = Absent(memory_store.backend, only=only)
+    backend.away = True
+    failures_seen: list[int] = []
+
+    def recorded(failures: int) -> float:
+        failures_seen.append(failures)
+        if failures == 4:
+            backend.away = False
+        return 0.0
+
+    monkeypatch.setattr(module, "backoff_s", recorded)
+    monkeypatch.setattr(worker_setup, "OPEN_INTERVAL_S", 0.0)
+    run = replace(memory_store, backend=backend, patience_s=1e-6)
+    with RunningWorker(run, config()) as worker:
+        until(answered(memory_store, 1))
+        worker.stop()
+        worker.join()
+    first = failures_seen.index(1)
+    assert failures_seen[first : first + 4] == [1, 2, 3, 4]
+
+
+def _seed_of(order: int, prompt: int, sample: int) -> int:
+    """The seed of an episode's first request; that of the order is its number."""
+    return derived_seed(derived_seed(derived_seed(order, prompt), sample), 0)
+
+
+def test_the_seed_of_an_order_decides_its_episodes(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], script="tests.support.runs.fakes:guess")
+    write_orders(memory_store, 3, samples=8)
+    with RunningWorker(memory_store, config()) as worker:
+        until(answered(memory_store, 3))
+        worker.stop()
+        worker.join()
+    for number in range(3):
+        expected = [
+            [float(_seed_of(number, prompt, sample) % 2 == 0) for sample in range(8)]
+            for prompt in range(2)
+        ]
+        found = [
+            [episode.reward for episode in group.episodes]
+            for group in shards.read(memory_store, number).groups
+        ]
+        assert found == expected
 
 
 def test_a_draining_worker_stores_its_shard_as_soon_as_the_store_responds(

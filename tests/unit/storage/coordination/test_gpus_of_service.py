@@ -1,8 +1,6 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from storage.coordination.gpus_of_service import gpus_of_service
 from storage.machine import gpu_locks
 from storage.records.control import ServiceState, WaitReason
 from storage.store.object_store import ObjectStore
+from tests.support.runs.busy_gpus import held_by_another
 from tests.support.runs.lifetimes import ScriptedLifetime
 
 
@@ -20,19 +19,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "gpus").mkdir(mode=0o700)
     return tmp_path / "gpus"
-
-
-@contextmanager
-def held_by_another(folder: Path, gpu: int) -> Iterator[int]:
-    """The descriptor of a file of GPU `gpu`, as another process would hold it."""
-    record = {"holder": "trainer-solver of runs/tiny-1", "pid": 4711, "share": 1.0}
-    (folder / f"{gpu}.4711.abc").write_text(json.dumps(record))
-    descriptor = os.open(folder / f"{gpu}.4711.abc", os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def test_a_service_waits_for_its_gpu_and_says_who_uses_it(

@@ -81,6 +81,16 @@ def test_a_file_is_flushed_before_it_is_synced(
     assert sizes == [len(b"small, so that a buffer holds it")]
 
 
+@pytest.mark.parametrize("verb", ["create", "write"])
+def test_the_umask_decides_who_may_use_a_file(tmp_path: Path, verb: str) -> None:
+    before = os.umask(0o027)
+    try:
+        getattr(LocalFiles(tmp_path), verb)("a", b"body")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
 def test_the_loser_of_a_race_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

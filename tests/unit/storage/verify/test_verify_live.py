@@ -15,7 +15,8 @@ from storage.verify.verify import verify
 from tasks.recipes.run_terms import run_terms
 from tests.support.runs.dataflow_world import POLICIES, World, world
 
-STEPS = 6
+STEPS = 16
+"""So many that the run goes on while shards are read."""
 
 
 @dataclass

@@ -233,6 +233,25 @@ def test_no_second_merge_begins_while_one_is_running(
     assert ends == [8]
 
 
+def test_a_span_that_was_not_worth_merging_is_not_tried_again(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int] = []
+
+    def merge(run: ObjectStore, policy: str, end: int, *_: object) -> bool:
+        ends.append(end)
+        return False
+
+    monkeypatch.setattr(compaction, "merge", merge)
+    merger = compaction.BackgroundMerger(memory_store)
+    for version in (8, 9, 15, 16, 17):
+        merger.merge_up_to("solver", version)
+        if merger._running:
+            merger._running.result()
+    merger.close()
+    assert ends == [8, 16]
+
+
 def test_merging_has_a_minimum_size_and_a_maximum_share_of_the_single_deltas(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,9 +120,12 @@ def test_merged_deltas_are_retired_with_their_version_and_counted(run: ObjectSto
     run.put(f"{layout.weights('solver', 8)}/{name}", b"12345")
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
     assert planned.num_bytes == before + 5
-    retention.retire(run, planned)
+    recorded, backend = killed_at(run, number=10**9)
+    retention.retire(recorded, planned)
     assert not run.exists(key)
     assert not run.exists(f"{layout.weights('solver', 8)}/{name}")
+    deleted = [change.split(" ")[1] for change in backend.changes if change.startswith("delete")]
+    assert deleted[0].endswith(key)  # a reader finds no merged delta without its files
 
 
 def test_unknown_objects_in_the_weights_folder_are_kept(run: ObjectStore) -> None:

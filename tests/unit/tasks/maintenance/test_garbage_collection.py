@@ -17,7 +17,7 @@ from storage.errors import ConfigError, NotFoundError, TransientError
 from storage.formats import json_objects
 from storage.records.control import Stop
 from storage.records.weights import HostTensor
-from storage.run import runs
+from storage.run import evaluations, runs
 from storage.store.local import LocalFiles
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, reader, replication, retention
@@ -28,6 +28,7 @@ from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
 from tests.support.runs import builders
 from tests.support.runs.builders import mirror_next
+from tests.support.runs.evaluations import evaluation
 from tests.support.stores.strange_objects import strange, take_place
 from trainer.losses.reference_kl import ReferenceKl
 
@@ -95,6 +96,14 @@ def test_the_reference_of_a_trainer_is_kept(store: ObjectStore) -> None:
     referring = config.model_copy(update={"policies": policies})
     garbage_collection.remove(garbage_collection.survey(run, "one", referring, WANTED))
     assert data(run) == [0, 3, LAST - 1, LAST]
+
+
+def test_versions_that_are_still_to_be_evaluated_are_kept(store: ObjectStore) -> None:
+    run, _ = make_run(store, "one")
+    config = loader.load("single_policy_tiny", {"steps": LAST, "evaluation.every": 3})
+    evaluations.create(run, evaluation({"solver": 3}))
+    garbage_collection.remove(garbage_collection.survey(run, "one", config, WANTED))
+    assert data(run) == [0, 6, LAST - 1, LAST]
 
 
 def test_an_unreachable_mirror_is_reported_and_the_next_gc_finishes_it(

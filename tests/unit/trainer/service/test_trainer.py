@@ -7,16 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from storage import layout
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
 from storage.formats.safetensors import weights_digest
 from storage.records.batches import Batch
-from storage.records.control import Stop
+from storage.records.control import Stop, WaitReason
 from storage.records.progress import TrainerProgress
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -25,15 +27,18 @@ from storage.run.checkpoints import CheckpointState
 from storage.run.runs import request_stop
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
-from storage.weights import manifests, publisher, reader
+from storage.weights import compaction, manifests, publisher, reader
 from tests.support.patience import PATIENCE_S
+from tests.support.runs.adapter_versions import LORA, drawn
 from tests.support.runs.builders import batch
+from tests.support.runs.busy_gpus import busy_gpu
 from tests.support.runs.lifetimes import (
     ScriptedLifetime,
     heartbeat_writer_of,
     lifetime_of,
     progress_of,
 )
+from trainer.adapters import Lora
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.service import trainer
@@ -294,6 +299,20 @@ def test_checkpoints_are_saved_at_their_interval_and_at_the_last_step_and_old_on
     tensors, state = checkpoints.load(run, POLICY, 4)
     assert state == CheckpointState({"value": 4}, 12.0)
     assert tensors["master"].bits.tolist() == [4]
+
+
+def test_a_trainer_without_its_gpu_trains_nothing_and_can_be_stopped(
+    run: ObjectStore, tmp_path: Path
+) -> None:
+    add_batches(run, 1)
+
+    def on_wait(_seconds: float) -> bool:
+        return lifetime.heartbeat.last.wait_reason is WaitReason.GPU
+
+    lifetime = ScriptedLifetime(run, "trainer", on_wait)
+    with busy_gpu(tmp_path):
+        train(lifetime, POLICY, CONFIG.model_copy(update={"device": "cuda"}), 1, 0)
+    assert published(run) == [0]
 
 
 def test_a_trainer_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> None:
@@ -580,6 +599,40 @@ def test_an_uninterrupted_trainer_publishes_deltas(memory_store: ObjectStore) ->
         manifests.read_manifest(memory_store, POLICY, version).kind for version in (1, 2, 3, 4)
     ]
     assert kinds == ["delta", "delta", "anchor", "delta"]
+
+
+def test_a_trainer_merges_the_deltas_of_a_span(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "BYTES_MIN", 0)
+    run = run.sub("wide")
+    files = {"config.json": b'{"model_type": "counting"}'}
+    publisher.publish(run, POLICY, 0, wide_weight_of(0), extra_files=files)
+    add_batches(run, *range(1, 9))
+    trained(run, 8, CONFIG.model_copy(update={"engine": f"{__name__}:WideEngine"}))
+    assert run.exists(layout.merged_delta(POLICY, 8, 0))
+
+
+class AdapterEngine(CountingEngine):
+    """An engine whose versions are a base model with an adapter."""
+
+    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
+        self.value = 0
+
+    def weights(self) -> dict[str, HostTensor]:
+        return drawn(seed=self.value)
+
+
+def test_the_manifests_of_a_trainer_name_the_adapter_that_it_publishes(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    config = CONFIG.model_copy(
+        update={
+            "engine": f"{__name__}:AdapterEngine",
+            "adapter": Lora(rank=2, alpha=3.0, publish="adapter"),
+        }
+    )
+    trained(run, 1, config)
+    assert manifests.read_manifest(run, POLICY, 1).adapter == LORA
 
 
 def test_if_repeated_steps_give_other_bits_the_published_versions_stay_and_an_error_is_logged(
