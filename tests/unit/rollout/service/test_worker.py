@@ -245,6 +245,19 @@ def worker_with_orders(
     return worker
 
 
+def test_the_order_of_a_dead_worker_is_leased_after_the_ttl_of_the_recipe(
+    memory_store: ObjectStore,
+) -> None:
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 1)
+    leases.take(memory_store, 0, "gone", "", leases.LeaseWatch(60.0))
+    with RunningWorker(memory_store, config(lease_ttl_s=0.2)) as worker:
+        until(answered(memory_store, 1))
+        worker.stop()
+        worker.join()
+    assert shards.read(memory_store, 0).attempt == 1
+
+
 async def test_leases_of_all_active_orders_are_renewed_three_times_per_ttl(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
