@@ -39,7 +39,7 @@ def test_sizes_of_the_tensors_and_other_numbers_are_accepted() -> None:
             vocab_size=151_936,
             num_hidden_layers=28,
             rope_theta=5_000_000,
-            attention_types=[[["global", "local"], 75_968], "x", [1]],
+            attention_types=[[["global", "local"], 75_968], "x", [1], [1, 2]],
             max_position_embeddings=10**7,
             head_dim=None,
             use_cache=True,

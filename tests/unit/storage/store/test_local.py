@@ -83,12 +83,12 @@ def test_a_file_is_flushed_before_it_is_synced(
 
 @pytest.mark.parametrize("verb", ["create", "write"])
 def test_the_umask_decides_who_may_use_a_file(tmp_path: Path, verb: str) -> None:
-    before = os.umask(0o027)
+    before = os.umask(0o022)
     try:
         getattr(LocalFiles(tmp_path), verb)("a", b"body")
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o644
 
 
 def test_the_loser_of_a_race_leaves_no_files(
