@@ -175,6 +175,8 @@ def test_a_busy_trial_is_killed_by_cpu_time_and_a_silent_one_by_a_timeout(
 def test_a_trial_that_waits_for_a_cpu_does_not_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The kernel's counters are replaced: no test can take the CPU from a process for long."""
+
     def wait() -> int:
         time.sleep(1.0)
         return 0

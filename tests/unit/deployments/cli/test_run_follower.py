@@ -352,9 +352,7 @@ def test_a_supervisor_whose_process_works_on_this_machine_is_slow_and_waited_for
         cpu_s=lambda flow_run: min(used_s[0], 1000.0), clock=lambda: now_s[0]
     )
     if over:
-        last = follower.follow()
-        assert last is not None
-        assert last.state == "completed"
+        assert getattr(follower.follow(), "state", None) == "completed"
     else:
         with pytest.raises(AstraFlowError, match="the supervisor of tiny-1 ended before the run"):
             follower.follow()

@@ -187,3 +187,11 @@ def test_each_pair_of_the_table_is_written_once() -> None:
 def test_numbers_below_the_range_of_float64_are_different(answer: str, reference: str) -> None:
     assert not judge(answer, reference)
     assert judge(answer, answer.replace("000", "000+0").replace("\\cdot", "\\times"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [("\\max(a+bi,1)", "\\max(1,a+bi)"), ("\\lfloor ix\\rfloor", "\\lfloor xi\\rfloor")],
+)
+def test_equal_expressions_without_a_value_are_equal(answer: str, reference: str) -> None:
+    assert algebraically_equal(answer, reference)

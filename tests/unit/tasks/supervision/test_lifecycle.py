@@ -123,6 +123,45 @@ def test_a_run_without_an_id_has_the_name_of_its_flow_run(
         asyncio.run(lifecycle.run_training(run_id, "multi_policy_tiny", {}))
 
 
+@pytest.mark.parametrize(
+    ("begun", "last"), [(Start.REQUESTED, []), (Start.AUTOMATIC, ["continue the end"])]
+)
+def test_a_run_begins_with_a_checked_store_and_without_earlier_suspended_flow_runs(
+    begun: Start, last: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step has tests of its own; this one is about which are taken, and when."""
+    steps: list[str] = []
+
+    def step(name: str) -> Callable[..., Awaitable[None]]:
+        async def taken(*_: object) -> None:
+            assert (tmp_path / layout.run_prefix("tiny-1") / layout.RUN).exists()
+            steps.append(name)
+
+        return taken
+
+    async def how() -> Start:
+        return begun
+
+    async def none(*_: object) -> None:
+        return None
+
+    def stop(_: ObjectStore) -> bool:
+        raise ConfigError("far enough")
+
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
+    monkeypatch.setattr(lifecycle.store_credentials, "load", lambda: steps.append("credentials"))
+    monkeypatch.setattr(lifecycle.object_store, "check_store", lambda _: steps.append("store"))
+    monkeypatch.setattr(lifecycle.automatic_restart, "read_start", how)
+    monkeypatch.setattr(lifecycle, "rival", none)
+    monkeypatch.setattr(lifecycle, "introduce", none)
+    monkeypatch.setattr(suspension, "retire_suspended", step("retire suspended"))
+    monkeypatch.setattr(lifecycle, "_continue_end", step("continue the end"))
+    monkeypatch.setattr(lifecycle, "_has_begun", stop)
+    with pytest.raises(ConfigError, match="far enough"):
+        asyncio.run(lifecycle.run_training("tiny-1", "multi_policy_tiny", {}))
+    assert steps == ["credentials", "store", "retire suspended", *last]
+
+
 def test_a_name_that_cannot_be_a_run_id_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
