@@ -13,7 +13,7 @@ from pathlib import Path
 from deployments.paths import home
 from deployments.servers import auth
 from deployments.servers.guard import Guard
-from deployments.servers.ports import HOST
+from deployments.servers.ports import listen
 
 ARTIFACTS = "mlflow-artifacts:/"
 """Artifacts are uploaded to the server, which stores them in its folder."""
@@ -29,6 +29,7 @@ def main(arguments: list[str]) -> None:
     if auth_string is None:
         sys.exit(f"{home().auth} is missing; `astraflow up` creates it")
     database = f"sqlite:///{options.folder / 'mlflow.db'}"
+    listener = listen(options.port)
     os.environ.update(
         {
             "_MLFLOW_SERVER_FILE_STORE": database,
@@ -45,7 +46,8 @@ def main(arguments: list[str]) -> None:
 
     initialize_backend_stores(database, database, ARTIFACTS)
     guarded = Guard(app, auth_string, authenticates=False)
-    uvicorn.run(guarded, host=HOST, port=options.port, log_level="warning")
+    settings = uvicorn.Config(guarded, log_level="warning")
+    uvicorn.Server(settings).run(sockets=[listener])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from deployments.servers.guard import Guard
-from deployments.servers.ports import HOST
+from deployments.servers.ports import listen
 
 AUTH_STRING = "PREFECT_SERVER_API_AUTH_STRING"
 _PARAMETERS = ["self", "session", "with_for_update"]
@@ -64,6 +64,7 @@ def main(arguments: list[str]) -> None:
             f"{AUTH_STRING} is not set; without it every process that reaches this server could "
             "run commands; use `astraflow up`"
         )
+    listener = listen(port)
     if not begin_immediately():
         print(
             "warning: this release of Prefect cannot be patched to BEGIN IMMEDIATE; launches on "
@@ -76,15 +77,14 @@ def main(arguments: list[str]) -> None:
 
     server = get_current_settings().server
     guarded = Guard(create_app(final=True), auth_string, authenticates=True)
-    uvicorn.run(
+    settings = uvicorn.Config(
         guarded,
-        host=HOST,
-        port=port,
         timeout_keep_alive=server.api.keepalive_timeout,
         ws_ping_interval=server.api.websocket_ping_interval,
         ws_ping_timeout=server.api.websocket_ping_timeout,
         log_level=server.logging_level.lower(),
     )
+    uvicorn.Server(settings).run(sockets=[listener])
 
 
 if __name__ == "__main__":

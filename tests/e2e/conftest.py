@@ -8,7 +8,6 @@ the tests did.
 import faulthandler
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -38,7 +37,6 @@ from prefect.exceptions import PrefectHTTPStatusError
 from deployments.paths import Home
 from deployments.registration import flow_runs
 from deployments.registration.client import connected
-from deployments.servers.ports import HOST
 from deployments.stack import environment, plan, processes, state, up_down
 from deployments.stack.state import Stack
 from storage import layout
@@ -50,6 +48,7 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests
 from tests.support.checkout import ROOT
 from tests.support.patience import until
+from tests.support.ports import unused_port
 from tests.support.stacks import process_of, recorded_stack
 
 POLICIES = ("solver", "verifier")
@@ -342,8 +341,8 @@ def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Loc
 def _up(home: Home, variables: Mapping[str, str]) -> Stack:
     with _own_environment(), pytest.MonkeyPatch.context() as patch:
         os.environ.update(variables)
-        patch.setattr(plan, "PREFECT_PORT", _free_port())
-        patch.setattr(plan, "MLFLOW_PORT", _free_port())
+        patch.setattr(plan, "PREFECT_PORT", unused_port())
+        patch.setattr(plan, "MLFLOW_PORT", unused_port())
         return up_down.up(home, lambda words: None)
 
 
@@ -358,13 +357,3 @@ class _own_environment:  # noqa: N801  # a context manager reads like a function
     def __exit__(self, *error: object) -> None:
         os.environ.clear()
         os.environ.update(self._before)
-
-
-def _free_port() -> int:
-    """A port chosen by the operating system: two stacks that start at the same time would both find
-    the usual one free.
-    """
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -7,7 +7,6 @@ started as in `docker/compose.yaml`.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -31,6 +30,7 @@ from storage import layout
 from tests.e2e.conftest import BIN, E2E_TIMEOUT_S, OURS, RECIPE, LocalStack, stack_in
 from tests.support import compose, postgres
 from tests.support.patience import until
+from tests.support.ports import unused_port
 from tests.support.stacks import process_of, recorded_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
@@ -73,9 +73,7 @@ def mlflow_server(folder: Path, database: str) -> Iterator[dict[str, str]]:
     """The variables of a client of an MLflow server with the command, the settings and the secrets of
     `docker/compose.yaml`, at other addresses.
     """
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
+    port = unused_port()
     composed = compose.compose(compose.new_env())
     service, settings = (
         composed["services"]["mlflow"],

@@ -36,6 +36,7 @@ from deployments.stack.state import Stack
 from storage.errors import ConfigError
 from tasks.services.prefect_settings import settings_for
 from tests.e2e.conftest import E2E_TIMEOUT_S, wait_until
+from tests.support.ports import unused_port
 from tests.support.stacks import process_of, recorded_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
@@ -487,7 +488,7 @@ def _leave_a_stale_record(home: Home, prefect_port: int, mlflow_port: int) -> No
 
 def _listener() -> socket.socket:
     listener = socket.socket()
-    listener.bind((HOST, 0))
+    listener.bind((HOST, unused_port()))
     listener.listen(1)
     return listener
 

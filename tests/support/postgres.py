@@ -8,7 +8,6 @@ import os
 import pwd
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.patience import until
+from tests.support.ports import unused_port
 
 HOST = "127.0.0.1"
 USER = "astraflow"
@@ -48,9 +48,7 @@ def postgres(script: Path) -> Iterator[str]:
     password = secrets.token_hex(8)
     (folder / "password").write_text(password)
     (folder / "password").chmod(0o644)  # in a folder of mode 0700
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
+    port = unused_port()
     data = folder / "data"
     with (folder / "log").open("wb") as log:
         out = {"stdout": log, "stderr": log, "cwd": folder, **own}

@@ -6,6 +6,7 @@ it ends: the worker holds the standard input of `launch.py`, and its end kills t
 
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -30,6 +31,8 @@ from storage.written_files import write_inside
 
 LAUNCH = Path(__file__).with_name("launch.py")
 LOG_TAIL_BYTES = 2000
+PORTS = range(20_000, 30_000)
+PORTS_TRIED_MAX = 100
 HIDDEN_MAX = 2**20
 """Largest hidden size of a model whose adapters are served."""
 EXIT_ARGUMENTS = 2
@@ -155,6 +158,14 @@ def _first_tensor(model_config: Json) -> bytes:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """Return a free port below those of outgoing connections: one of these could take it in the
+    minute before the server listens.
+    """
+    for port in random.SystemRandom().sample(PORTS, PORTS_TRIED_MAX):
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind((HOST, port))
+            return port
+    raise ConfigError(
+        f"{PORTS_TRIED_MAX} ports between {PORTS.start} and {PORTS.stop} on {HOST} are in use; an "
+        "SGLang server needs one"
+    )

@@ -2,6 +2,7 @@
 Prefect's private names.
 """
 
+import socket
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from prefect.settings import PREFECT_SERVER_API_AUTH_STRING, PREFECT_UI_ENABLED,
 
 from deployments.servers import auth, prefect_server
 from deployments.servers.guard import Guard
+from tests.support.ports import unused_port
 
 SECRET = "astraflow:0123456789"
 RUN_A_COMMAND = "/api/deployments/4f7e3c8e-0000-4000-8000-000000000000/create_flow_run"
@@ -65,22 +67,29 @@ def test_an_unknown_prefect_version_is_not_patched(monkeypatch: pytest.MonkeyPat
 def test_the_server_listens_on_the_loopback_interface_behind_the_guard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ran: list[tuple[Any, dict[str, Any]]] = []
-    monkeypatch.setattr(uvicorn, "run", lambda app, **settings: ran.append((app, settings)))
+    ran: list[tuple[Any, tuple[str, int]]] = []
+
+    def run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        (listener,) = sockets
+        with listener, socket.create_connection(listener.getsockname()):
+            ran.append((server.config.app, listener.getsockname()))
+
+    monkeypatch.setattr(uvicorn.Server, "run", run)
     monkeypatch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
     monkeypatch.setenv(prefect_server.AUTH_STRING, SECRET)
+    port = unused_port()
     with temporary_settings({PREFECT_UI_ENABLED: False}):
-        prefect_server.main(["--port", "4999"])
-    ((app, settings),) = ran
+        prefect_server.main(["--port", str(port)])
+    ((app, address),) = ran
     assert isinstance(app, Guard)
-    assert (settings["host"], settings["port"]) == ("127.0.0.1", 4999)
+    assert address == ("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("auth_string", [None, ""])
 def test_the_server_does_not_start_without_a_secret(
     auth_string: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uvicorn, "run", lambda app, **settings: pytest.fail("it started"))
+    monkeypatch.setattr(prefect_server, "listen", lambda port: pytest.fail("it listens"))
     monkeypatch.delenv(prefect_server.AUTH_STRING, raising=False)
     if auth_string is not None:
         monkeypatch.setenv(prefect_server.AUTH_STRING, auth_string)
