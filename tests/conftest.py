@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # as on the local stack: the processes of the tests and of ranks share the cores, and threads of
 # tiny models would only wait for each other
 BUCKET = "astraflow-tests"
-E2E = "tests/e2e/"
+LAPTOP = "tests/e2e/laptop/"
 
 settings.register_profile(
     "astraflow", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -31,12 +31,12 @@ settings.load_profile("astraflow")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
-    """Keep the tests of a file in one process, and all of tests/e2e, which share one stack."""
+    """Keep the tests of a file in one process, and all of tests/e2e/laptop, which share a stack."""
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # the package has no types
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return E2E if file.startswith(E2E) else file
+            return LAPTOP if file.startswith(LAPTOP) else file
 
     return ByFile(config, log)
 

@@ -1,8 +1,6 @@
-"""A local stack in its own home on free ports, and its command line; one stack for all tests that
-need no other.
+"""A local stack in its own home on free ports, and its command line.
 
-It is brought up as late and only as often as needed, and nothing of it is left at the end, whatever
-the tests did.
+Nothing of it is left at the end, whatever the tests did.
 """
 
 import faulthandler
@@ -46,7 +44,6 @@ from storage.records.control import Heartbeat
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests
-from tests.support.checkout import ROOT
 from tests.support.patience import until
 from tests.support.ports import unused_port
 from tests.support.stacks import process_of, recorded_stack
@@ -67,7 +64,7 @@ HANG_LIMIT_S = E2E_TIMEOUT_S + 100
 """After it, the process of a test ends with the stacks of its threads; the limit of other tests is
 shorter (`faulthandler_timeout`).
 """
-TRACES_INTERVAL_S = 5.0
+TRACES_INTERVAL_S = 15.0
 """Between two looks at what the stack does; each costs it some CPU time."""
 
 
@@ -307,13 +304,6 @@ def flow_processes(home: Home) -> list[int]:
             if "deployments.registration.flow_entrypoint" in item.cmdline():
                 results.append(item.pid)
     return results
-
-
-@pytest.fixture(scope="session")
-def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    home = Home(tmp_path_factory.mktemp("laptop") / "home")
-    with stack_in(home, {"PYTHONPATH": str(ROOT)}) as laptop:  # recipes name code of tests/support
-        yield laptop
 
 
 @contextmanager

@@ -13,8 +13,6 @@ from contextlib import suppress
 import pytest
 
 from deployments.registration import flow_runs
-from deployments.stack import processes
-from deployments.stack.state import MLFLOW, SERVER
 from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import ConfigError
@@ -22,7 +20,6 @@ from storage.records.control import Stop
 from storage.run import runs
 from storage.weights import manifests
 from tests.e2e.conftest import E2E_TIMEOUT_S, POLICIES, RECIPE, LocalStack
-from tests.support.stacks import recorded_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
@@ -72,33 +69,6 @@ def test_a_run_started_by_prefects_command_survives_kills_of_its_members(
         key: ["Completed"] for key in victims
     }
     assert {state for found in states.values() for state in found} == {"Crashed", "Completed"}
-
-
-def test_a_run_ends_by_itself_although_its_supervisor_servers_and_a_worker_are_killed(
-    laptop: LocalStack,
-) -> None:
-    """The worker is killed first: nobody but the watchdog sees the end of its flow runs then."""
-    laptop.start("healed", *SLOWLY)
-    laptop.wait_for_version("healed", 2)
-    laptop.kill("worker-control")
-    first = laptop.member("healed", "supervisor")
-    os.kill(first.pid, signal.SIGKILL)
-    laptop.wait_until(lambda: laptop.member("healed", "supervisor").pid != first.pid)
-    second = laptop.member("healed", "supervisor")
-    print(f"a supervisor after {second.started_s - first.beat_s:.1f} s")
-    for part in (SERVER, MLFLOW):
-        reached = _last_version(laptop, "healed")
-        laptop.kill(part)
-        laptop.wait_for_version("healed", min(reached + 3, STEPS))
-    assert _end_of_newest_supervisor(laptop, "healed") == "Completed"
-    assert _last_version(laptop, "healed") == STEPS
-    _is_clean(laptop, "healed")
-    assert laptop.run("healed").exists(layout.REPORT)
-    assert json.loads(laptop.astraflow("status", "healed", "--json").stdout)["state"] == "completed"
-    assert laptop.flow_runs("healed")["healed"] == ["Crashed", "Completed"]
-    laptop.wait_until(lambda: laptop.flow_processes() == [])
-    stack = recorded_stack(laptop.home)
-    assert [each.name for each in stack.processes if not processes.is_alive(each)] == []
 
 
 def test_a_run_cancelled_in_prefect_is_resumed_also_after_its_supervisor_is_lost(

@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 
 from deployments.registration import flow_runs
+from deployments.stack import processes
 from deployments.stack.state import MLFLOW, SERVER
 from storage import layout
 from storage.promotion import promotions
 from storage.records.promotions import DecisionKind
+from storage.weights import manifests
 from tests.e2e.conftest import E2E_TIMEOUT_S, POLICIES, RECIPE, LocalStack
+from tests.support.stacks import recorded_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
@@ -125,14 +128,16 @@ def test_the_run_of_the_night_has_closing_steps_of_its_own(laptop: LocalStack, n
 def test_a_night_promotes_although_its_supervisor_servers_and_a_worker_are_killed(
     laptop: LocalStack,
 ) -> None:
-    """Nobody starts anything again by hand."""
-    name, steps = "insomnia", 16
+    """Nobody starts anything again by hand. The worker is killed first: nobody but the watchdog sees
+    the end of its flow runs then.
+    """
+    name, steps = "insomnia", 24
     run_id = f"{name}-{NIGHT}"
     slowly = {
         "steps": steps,
         "evaluation.every": steps,
         "data.max_staleness": 0,
-        "policies.*.train.checkpoint_every": 4,
+        "policies.*.train.checkpoint_every": 5,
     }
     first = _start(laptop, name, OVERRIDES | slowly)
     laptop.wait_for_version(run_id, 2)
@@ -141,7 +146,9 @@ def test_a_night_promotes_although_its_supervisor_servers_and_a_worker_are_kille
     os.kill(supervisor.pid, signal.SIGKILL)
     laptop.wait_until(lambda: laptop.member(run_id, "supervisor").pid != supervisor.pid)
     for part in (SERVER, MLFLOW):
+        reached = min(manifests.latest(laptop.run(run_id), policy) or 0 for policy in POLICIES)
         laptop.kill(part)
+        laptop.wait_for_version(run_id, min(reached + 3, steps))
     laptop.wait_until(lambda: laptop.store.exists(layout.night_outcome(name, NIGHT)))
     (row,) = json.loads(laptop.astraflow("nights", name, "--json").stdout)
     assert (row["end"], row["run"], row["decision"]) == ("promoted", run_id, 1)
@@ -151,3 +158,7 @@ def test_a_night_promotes_although_its_supervisor_servers_and_a_worker_are_kille
     assert [laptop.wait_for_end(each) for each in flow_run_ids] == ["Crashed", "Promoted"]
     assert laptop.run(run_id).exists(layout.REPORT)
     assert laptop.astraflow("verify", run_id).returncode == 0
+    assert json.loads(laptop.astraflow("status", run_id, "--json").stdout)["state"] == "completed"
+    laptop.wait_until(lambda: laptop.flow_processes() == [])
+    stack = recorded_stack(laptop.home)
+    assert [each.name for each in stack.processes if not processes.is_alive(each)] == []
