@@ -184,7 +184,8 @@ def test_the_end_of_a_run_waits_longer_for_each_answer_than_its_syncs(
 ) -> None:
     small_run = trained("tracking-patient")
     tracker = Tracker(small_run.run, RUN_ID, small_run.config, uri)
-    log, timeouts_s = Board.log, []
+    log = Board.log
+    timeouts_s: list[int] = []
 
     def noting(board: Board, *given: Any) -> None:
         timeouts_s.append(int(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"]))
