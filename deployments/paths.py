@@ -130,11 +130,15 @@ class Home:
         return any(map(os.path.lexists, (self.lock, self.record, self.auth, self.bf16)))
 
     def refuse_irregular_files(self) -> None:
-        """Raise ConfigError for a pipe, a device, a socket or a folder in the place of a file."""
+        """Raise ConfigError for a pipe, a device, a socket or a folder in the place of a file, and
+        for a link in that of a lock, which would not be followed, or of a record while it is
+        written, which would.
+        """
         stack = (self.auth, self.record, self.new_record, self.lock, self.bf16, self.prefect_toml)
         watchdog = (self.watchdog, self.new_watchdog, self.watchdog_lock)
         for path in (*stack, *watchdog, *self.logs.glob("*.log")):
-            if path.exists() and not path.is_file():
+            is_own = path in (self.lock, self.watchdog_lock, self.new_record, self.new_watchdog)
+            if (path.exists() and not path.is_file()) or (is_own and path.is_symlink()):
                 raise ConfigError(not_regular(path))
 
     def exposed(self) -> Iterator[Path]:

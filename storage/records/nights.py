@@ -53,7 +53,7 @@ class NightPlan:
     number: Count
     """Nights that began before it."""
     due_s: UnixTime
-    """When it was to begin. Its data window ends here."""
+    """When it was to begin."""
     began_s: UnixTime
     champion: Count | None = None
     """Number of the decision with the champion that it begins with; None: there was no champion."""
@@ -66,6 +66,13 @@ class NightPlan:
     prompts_of: RunId | None = None
     """Run behind whose last prompts it goes on; None: it begins with the first prompt."""
     write_id: str = ""
+
+    @property
+    def until_s(self) -> float:
+        """Where its data window ends: at its due time, or before, when it began before. Rows that
+        come between the two are the next night's.
+        """
+        return min(self.due_s, self.began_s)
 
 
 @dataclass(frozen=True, kw_only=True)

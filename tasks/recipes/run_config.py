@@ -112,7 +112,8 @@ class SuperviseConfig(Frozen):
     heartbeat_interval_s: Seconds = 2.0
     heartbeat_limit_s: Seconds = 20.0
     """A member without a heartbeat for this time is lost and replaced; after ten times this time if
-    its process works on the supervisor's machine.
+    its process works on the supervisor's machine. The time doubles with every further attempt in a
+    row that ends soon, up to ten times; the same holds for the next one.
     """
     launch_timeout_s: Seconds = 120.0
     """A member whose process has started, and that has no heartbeat after this time, is launched

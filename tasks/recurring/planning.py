@@ -209,7 +209,7 @@ def _planned(
         began_s=now_s,
         champion=champion.number if champion else None,
         team=dict(champion.team) if champion else {},
-        since_s=last.due_s if last else None,
+        since_s=last.until_s if last else None,
         prompts_of=last.run_id if last else None,
         write_id=new_write_id(),
     )

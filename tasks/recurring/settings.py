@@ -2,7 +2,7 @@
 
 seed               the recipe's and the night's number: the same seed would sample the same again
 policies.*.model   the champion's versions
-data.prompts       a data window: from the last judged night's end to this night's due time
+data.prompts       a data window: from the end of the last judged night's to this night's due time
 data.start         other prompts: behind the last ones of the last judged night
 """
 
@@ -53,7 +53,7 @@ def _models(config: RunConfig, plan: NightPlan) -> dict[str, Any]:
 def _prompts(store: ObjectStore, config: RunConfig, plan: NightPlan) -> dict[str, Any]:
     source = config.data.prompts
     if isinstance(source, WindowPrompts):
-        bounds: dict[str, Any] = {"data.prompts.window.until": _iso(plan.due_s)}
+        bounds: dict[str, Any] = {"data.prompts.window.until": _iso(plan.until_s)}
         if plan.since_s is not None:
             bounds["data.prompts.window.since"] = _iso(plan.since_s)
         return bounds

@@ -9,11 +9,13 @@ import functools
 import logging
 import math
 import signal
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 from prefect import tags as tagged
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
@@ -24,7 +26,7 @@ from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.machine_monitor import MachineMonitor
 from storage.coordination.progress_log import ProgressLog
 from storage.errors import AstraFlowError, ConfigError
-from storage.records.control import Stop
+from storage.records.control import Heartbeat, Stop
 from storage.run import runs
 from storage.store import object_store
 from storage.store.object_store import ObjectStore
@@ -165,7 +167,7 @@ def _suspended() -> Stop:
 
 
 async def _refuse_second_supervisor(run: ObjectStore, run_id: str, config: RunConfig) -> None:
-    """Refuse to supervise a run whose supervisor is alive.
+    """Refuse to supervise a run whose supervisor is alive, also one of another Prefect server.
 
     A flow run that Prefect still shows is dead if its process is not on this machine and its
     heartbeat does not change for the time after which a member counts as lost.
@@ -175,13 +177,19 @@ async def _refuse_second_supervisor(run: ObjectStore, run_id: str, config: RunCo
     """
     other = await rival(run_id)
     if other is None:
+        host = await asyncio.to_thread(_host_of_supervisor, run)
+        if host and await _is_alive(run, config):
+            raise _second_supervisor(
+                run_id, f"a process on {host}, of which this Prefect server does not know"
+            )
         return
     if other.is_suspended and await asyncio.to_thread(_last_heartbeat, run) is None:
         return  # its process has left
     if await _is_alive(run, config):
-        raise _second_supervisor(run_id, other.flow_run_id)
+        raise _second_supervisor(run_id, f"the flow run {other.flow_run_id}")
     if await asyncio.to_thread(flow_processes.cpu_seconds, other.flow_run_id) is not None:
-        raise _second_supervisor(run_id, other.flow_run_id)  # it is alive, and slow
+        # it is alive, and slow
+        raise _second_supervisor(run_id, f"the flow run {other.flow_run_id}")
 
 
 async def _is_alive(run: ObjectStore, config: RunConfig) -> bool:
@@ -198,10 +206,9 @@ async def _is_alive(run: ObjectStore, config: RunConfig) -> bool:
     return False
 
 
-def _second_supervisor(run_id: str, flow_run_id: str) -> ConfigError:
+def _second_supervisor(run_id: str, by: str) -> ConfigError:
     return ConfigError(
-        f"run {run_id} is supervised already, by the flow run {flow_run_id}; `astraflow status "
-        f"{run_id}` shows it, "
+        f"run {run_id} is supervised already, by {by}; `astraflow status {run_id}` shows it, "
         f"`astraflow cancel {run_id}` ends it"
     )
 
@@ -215,12 +222,24 @@ def _last_heartbeat(run: ObjectStore) -> tuple[float, int] | None:
     """Return (start, number of heartbeats) of the run's supervisor; None without one, or when it
     has left.
     """
-    beats = (
-        beat
-        for beat in heartbeats.readable(run)
-        if beat.kind == "supervisor" and not beat.has_ended
-    )
-    return next(((beat.started_s, beat.beats) for beat in beats), None)
+    return next(((beat.started_s, beat.beats) for beat in _living(run)), None)
+
+
+def _host_of_supervisor(run: ObjectStore) -> str:
+    """Return the machine of the run's supervisor; empty without one, when it has left, or when its
+    process on this machine has ended.
+    """
+    for beat in _living(run):
+        if beat.host != socket.gethostname() or psutil.pid_exists(beat.pid):
+            return beat.host
+    return ""
+
+
+def _living(run: ObjectStore) -> Iterator[Heartbeat]:
+    """Yield the heartbeat of the run's supervisor, unless it has left."""
+    for beat in heartbeats.readable(run):
+        if beat.kind == "supervisor" and not beat.has_ended:
+            yield beat
 
 
 def _deployment() -> str:

@@ -97,6 +97,7 @@ class MemberWatch:
             silent_s=now - self.beat_at if self.has_beaten else None,
             since_done_s=now - self.done_at,
             works=works,
+            failures=self.failures,
         )
         return decide(
             seen,

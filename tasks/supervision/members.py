@@ -131,8 +131,8 @@ class FlowRunPhase(Enum):
 
 
 SLOW_FACTOR = 10
-"""Factor on the limits of a silent member whose process works: on a machine with ten times the work
-that it has cores for, everything takes ten times as long.
+"""Largest factor on the limits of a silent member, and that of one whose process works: on a
+machine with ten times the work that it has cores for, everything takes ten times as long.
 """
 
 
@@ -160,6 +160,10 @@ class Seen:
     since_done_s: float = 0.0
     works: bool = False
     """Its process was found on this machine and used CPU time lately."""
+    failures: int = 0
+    """Attempts in a row that ended soon. Each after the first doubles the time that the next one
+    may be silent: on another machine, whose load is not known, it may be slow.
+    """
 
 
 def decide(
@@ -178,6 +182,7 @@ def decide(
         return Decision.LAUNCH
     if seen.phase is FlowRunPhase.SCHEDULED:
         return Decision.KEEP  # another flow run would wait for the same worker
+    slowness = max(slowness, min(2 ** max(seen.failures - 1, 0), SLOW_FACTOR))
     if seen.silent_s is None:
         return Decision.LOST if seen.since_launch_s > slowness * launch_timeout_s else Decision.KEEP
     return Decision.LOST if seen.silent_s > slowness * heartbeat_limit_s else Decision.KEEP

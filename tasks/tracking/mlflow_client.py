@@ -23,6 +23,8 @@ from tasks.tracking import mlflow_traces
 from tasks.tracking.episode_traces import EpisodeTrace
 
 REQUEST_TIMEOUT_S = 5
+PATIENT_TIMEOUT_S = 60
+"""For the end of a run, which no later sync repeats: a server on a loaded machine is slow."""
 REQUEST_TRIES_MAX = 1
 """MLflow's client does not repeat requests: the next sync does, without delaying the run."""
 METRICS_PER_CALL_MAX = 1000
@@ -34,6 +36,8 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """Makes MLflow's page open with runs and curves; its default for such an experiment is traces."""
 PARENT = ""
 """Name of the parent run where a policy names a child."""
+
+_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 
 T = TypeVar("T")
 
@@ -73,7 +77,7 @@ def client_of(uri: str) -> Any:
     """Return an MLflow client, which repeats no request; call it within `translated`."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_TIMEOUT_S))
+    os.environ.setdefault(_TIMEOUT, str(REQUEST_TIMEOUT_S))
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(REQUEST_TRIES_MAX))
     from mlflow.tracking import MlflowClient
 
@@ -293,6 +297,18 @@ def translated() -> Iterator[None]:
         raise MlflowError(
             f"MLflow does not take it: {str(error).splitlines()[0] if str(error) else error!r}"
         ) from error
+
+
+@contextmanager
+def patient() -> Iterator[None]:
+    """Wait longer for the answer to each request in the block, unless the user set the time."""
+    usual = os.environ.get(_TIMEOUT, str(REQUEST_TIMEOUT_S))
+    if usual == str(REQUEST_TIMEOUT_S):
+        os.environ[_TIMEOUT] = str(PATIENT_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        os.environ[_TIMEOUT] = usual
 
 
 def _chunks(items: Sequence[T], size: int) -> Iterator[list[T]]:

@@ -41,6 +41,7 @@ from tasks.tracking.mlflow_client import (
     VERSION_TAG,
     Board,
     Point,
+    patient,
 )
 from tasks.tracking.system_metrics import machine_points
 from tasks.tracking.window_inputs import dataset_inputs
@@ -151,14 +152,15 @@ class Tracker:
         """
         try:
             board = self._attached()
-            try:
-                self._catch_up()
-                self._send_mean_rates(board)
-                self._send_report(board)
-                if self._config.tracking.register_models and STATUS.get(status) == "FINISHED":
-                    self._register_all(board)
-            finally:
-                board.end(STATUS.get(status, "FAILED"))
+            with patient():
+                try:
+                    self._catch_up()
+                    self._send_mean_rates(board)
+                    self._send_report(board)
+                    if self._config.tracking.register_models and STATUS.get(status) == "FINISHED":
+                        self._register_all(board)
+                finally:
+                    board.end(STATUS.get(status, "FAILED"))
             return board.link
         except AstraFlowError as error:
             log.warning(
@@ -196,8 +198,8 @@ class Tracker:
             ]
             if not steps:
                 return
-            self._next[policy] = first + len(steps)
             board.log(policy, _finite(points), {CURSOR_TAG: str(first + len(steps))})
+            self._next[policy] = first + len(steps)
             if len(steps) < STEPS_PER_CALL:
                 return
 

@@ -197,6 +197,15 @@ def test_a_private_file_is_private_with_any_umask_and_previous_mode(tmp_path: Pa
         os.umask(before)
 
 
+@pytest.mark.parametrize("name", ["stack.lock", "watchdog.lock", "stack.tmp", "watchdog.tmp"])
+def test_a_link_in_place_of_a_lock_or_of_a_new_record_is_refused(name: str, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    (home.root / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=f"{name} is not a regular file"):
+        home.refuse_irregular_files()
+
+
 @pytest.mark.parametrize(
     "name",
     ["auth", "stack.json", "stack.lock", "stack.tmp", "bf16", "prefect.toml", "logs/mlflow.log"],

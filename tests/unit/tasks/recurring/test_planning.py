@@ -68,6 +68,17 @@ def test_the_first_night_begins_with_the_recipe(memory_store: ObjectStore) -> No
     assert nights.read_plan(memory_store, "tiny", FIRST) == plan
 
 
+def test_rows_that_come_after_a_night_that_begins_early_are_the_next_ones(
+    memory_store: ObjectStore,
+) -> None:
+    early = begin(memory_store, FIRST, late_s=-7200.0)
+    assert isinstance(early, NightPlan)
+    assert early.until_s == due_s(FIRST) - 7200.0
+    planning.end(memory_store, "tiny", FIRST, NightEnd.PROMOTED, "because")
+    late = planned(memory_store, SECOND)
+    assert (late.since_s, late.until_s) == (early.until_s, due_s(SECOND))
+
+
 def test_a_night_begins_with_the_champion_and_behind_the_last_judged_night(
     memory_store: ObjectStore,
 ) -> None:

@@ -6,8 +6,11 @@ import asyncio
 import logging
 import os
 import signal
+import socket
+import subprocess
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from uuid import UUID
@@ -424,15 +427,16 @@ def _beside_another(
     heartbeat: Callable[[ObjectStore], None],
     *,
     is_suspended: bool = False,
+    is_shown: bool = True,
 ) -> None:
-    """Start a run that Prefect shows as supervised by the flow run f-1; `beat` is called at every
-    read of its heartbeat.
+    """Start a run that Prefect shows as supervised by the flow run f-1, if `is_shown`; `beat` is
+    called at every read of its heartbeat.
     """
     config = loader.load("multi_policy_tiny", LIMITS)
     last_beat = lifecycle._last_heartbeat
 
-    async def shown(run_id: str) -> Rival:
-        return Rival("f-1", is_suspended)
+    async def shown(run_id: str) -> Rival | None:
+        return Rival("f-1", is_suspended) if is_shown else None
 
     def look(run: ObjectStore) -> object:
         heartbeat(run)
@@ -497,6 +501,32 @@ def test_a_silent_supervisor_with_a_local_process_is_slow(
     monkeypatch.setattr(lifecycle.flow_processes, "cpu_seconds", {"f-1": 3.5}.get)
     with pytest.raises(ConfigError, match="tiny-1 is supervised already, by the flow run f-1"):
         _beside_another(memory_store, monkeypatch, lambda run: None)
+
+
+def test_a_second_supervisor_is_refused_beside_one_of_another_prefect_server(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats = count()
+
+    def beat(run: ObjectStore) -> None:
+        builders.put_heartbeat(run, replace(_beat(next(beats), "working"), host="far"))
+
+    beat(memory_store.sub("runs/tiny-1"))
+    with pytest.raises(ConfigError, match="tiny-1 is supervised already, by a process on far, of"):
+        _beside_another(memory_store, monkeypatch, beat, is_shown=False)
+
+
+@pytest.mark.parametrize(("host", "looks"), [("far", 6), (socket.gethostname(), 0)])
+def test_a_dead_supervisor_that_prefect_does_not_show_is_replaced_at_once_on_its_own_machine(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, host: str, looks: int
+) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    beat = replace(_beat(7, "working"), host=host, pid=ended.pid)
+    builders.put_heartbeat(memory_store.sub("runs/tiny-1"), beat)
+    polls: list[ObjectStore] = []
+    _beside_another(memory_store, monkeypatch, polls.append, is_shown=False)
+    assert len(polls) == looks
 
 
 def test_a_supervisor_that_ends_meanwhile_is_replaced(

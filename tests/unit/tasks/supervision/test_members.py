@@ -85,6 +85,26 @@ def test_a_silent_member_with_a_working_process_is_slow_up_to_ten_times_the_limi
     )
 
 
+@pytest.mark.parametrize(("failures", "factor"), [(0, 1), (1, 1), (2, 2), (3, 4), (9, 10)])
+def test_an_attempt_may_be_silent_for_longer_the_more_attempts_before_it_ended_soon(
+    failures: int, factor: int
+) -> None:
+    def lost(since_launch_s: float, silent_s: float | None) -> bool:
+        seen = Seen(
+            done=False,
+            phase=FlowRunPhase.RUNNING,
+            since_launch_s=since_launch_s,
+            silent_s=silent_s,
+            failures=failures,
+        )
+        return decide(seen, **LIMITS) is Decision.LOST
+
+    assert not lost(60 * factor - 1, None)
+    assert lost(60 * factor + 1, None)
+    assert not lost(6000, 10 * factor - 1)
+    assert lost(6000, 10 * factor + 1)
+
+
 @pytest.mark.parametrize(
     ("since_done_s", "expected"), [(299, Decision.KEEP), (301, Decision.RETIRE)]
 )

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from storage.errors import ConfigError
 from storage.records.progress import RolloutProgress
 from tasks.recipes.stored_config import flatten
 from tasks.tracking import mlflow_sync
-from tasks.tracking.mlflow_client import PARENT, Board
+from tasks.tracking.mlflow_client import PARENT, Board, MlflowError
 from tasks.tracking.mlflow_sync import Tracker, tracking_uri
 from tests.support.runs.small_run import RECIPE, RUN_ID, SmallRun
 
@@ -158,6 +159,47 @@ def test_an_unreachable_server_costs_little_time_and_loses_no_metrics(
     tracker.uri = uri
     assert tracker.sync()
     assert Seen(uri).curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_steps_that_a_server_did_not_take_are_logged_by_the_next_sync(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_run = trained("tracking-busy")
+    tracker = Tracker(small_run.run, RUN_ID, small_run.config, uri)
+    assert tracker.sync()
+    one_step(small_run, "solver", 3)
+
+    def busy(*given: object) -> None:
+        raise MlflowError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Board, "log", busy)
+        assert not tracker.sync()
+    assert tracker.sync()
+    assert Seen(uri).curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_the_end_of_a_run_waits_longer_for_each_answer_than_its_syncs(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_run = trained("tracking-patient")
+    tracker = Tracker(small_run.run, RUN_ID, small_run.config, uri)
+    log = Board.log
+    timeouts_s: list[int] = []
+
+    def noting(board: Board, *given: Any) -> None:
+        timeouts_s.append(int(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"]))
+        log(board, *given)
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
+    monkeypatch.setattr(Board, "log", noting)
+    assert tracker.sync()
+    assert set(timeouts_s) == {5}
+    timeouts_s.clear()
+    tracker.finish("cancelled")
+    tracker.sync()
+    assert timeouts_s[0] == 60
+    assert timeouts_s[-1] == 5
 
 
 def test_the_end_of_a_run_logs_the_report_the_models_and_the_status(
