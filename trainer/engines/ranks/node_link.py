@@ -57,7 +57,8 @@ class NodeLink:
             ValueError: the message is not one of `send`.
         """
         sizes = self._received(torch.empty(2, dtype=torch.int64))
-        header_bytes, content_bytes = _check_sizes(*sizes.tolist(), content_bytes_max)
+        header_bytes, content_bytes = sizes.tolist()
+        _check_sizes(header_bytes, content_bytes, content_bytes_max)
         header = json.loads(b"".join(self._pieces(header_bytes)))
         return header, content_of(self._pieces(content_bytes))
 
@@ -76,13 +77,12 @@ class NodeLink:
 
 def _check_sizes(
     header_bytes: int, content_bytes: int, content_bytes_max: int = CONTENT_BYTES_MAX
-) -> tuple[int, int]:
+) -> None:
     if not 0 < header_bytes <= HEADER_BYTES_MAX or not 0 <= content_bytes <= content_bytes_max:
         raise ValueError(
             f"a message between nodes with a header of {header_bytes:,} bytes and a content of "
             f"{content_bytes:,}; they have at most {HEADER_BYTES_MAX:,} and {content_bytes_max:,}"
         )
-    return header_bytes, content_bytes
 
 
 Passage: TypeAlias = tuple[socket.socket, threading.Thread]

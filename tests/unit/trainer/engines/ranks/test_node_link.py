@@ -91,8 +91,8 @@ def test_sizes_that_no_leader_sends_end_the_connection(
 
 
 def test_the_largest_sizes_are_accepted() -> None:
-    assert node_link._check_sizes(2**26, 2**42) == (2**26, 2**42)
-    assert node_link._check_sizes(1, 0) == (1, 0)
+    node_link._check_sizes(2**26, 2**42)
+    node_link._check_sizes(1, 0)
 
 
 def test_a_header_that_is_no_json_ends_the_connection(wires: Wires) -> None:
