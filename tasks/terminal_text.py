@@ -8,6 +8,8 @@ escaped; pages and terminals escape theirs where they are written.
 
 import re
 
+LINE_MAX = 2_000
+"""Characters of one line; a stored text may have millions."""
 _INVISIBLE = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls of C0 and C1 but tab and newline
@@ -42,8 +44,8 @@ def _escape(character: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """`plain`, with a space in place of each line end."""
-    return " ".join(plain(text).splitlines())
+    """`plain`, with a space in place of each line end, cut after LINE_MAX characters."""
+    return " ".join(plain(text[:LINE_MAX]).splitlines())
 
 
 def markdown(text: str) -> str:

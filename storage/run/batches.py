@@ -86,7 +86,7 @@ def read(run: ObjectStore, policy: str, step: int) -> Batch:
     except CorruptError as error:
         raise CorruptError(f"{key}: {error}") from error
     if (batch.policy, batch.step) != (policy, step):
-        raise CorruptError(f"{key} holds batch {batch.step} of {batch.policy}")
+        raise CorruptError(f"{key} holds batch {batch.step} of {plain_names.quoted(batch.policy)}")
     return batch
 
 
@@ -200,7 +200,7 @@ def _check_order(fates: list[str]) -> int:
         for fate in section_fates
     }
     if unknown := set(fates) - section_of.keys():
-        raise CorruptError(f"a batch has the unknown fates {sorted(unknown)}")
+        raise CorruptError(f"a batch has the unknown fate {plain_names.quoted(min(unknown))}")
     sections = [section_of[fate] for fate in fates]
     if sections != sorted(sections):
         raise CorruptError("a batch's rows are not in the order trained, ledger, waiting")

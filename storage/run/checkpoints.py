@@ -24,10 +24,11 @@ from storage.errors import (
 from storage.formats import tensor_set
 from storage.formats.json_objects import seal, unseal
 from storage.formats.tensor_set import MANIFEST, Contents
-from storage.plain_names import PartName, new_write_id
+from storage.plain_names import PartName, RunIdOrNone, new_write_id, quoted
 from storage.records.numbers import Number, Quantity
 from storage.records.types import Json
 from storage.records.weights import FileInfo, HostTensor, TensorInfo
+from storage.run.runs import run_id
 from storage.store.object_store import ObjectStore, read_twice
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class CheckpointManifest:
     state: CheckpointState
     tensors: Mapping[str, TensorInfo]
     files: tuple[FileInfo, ...]
+    run: RunIdOrNone = ""
+    """Run of which it is; empty in checkpoints of earlier releases."""
     created_s: Number = 0.0
     write_id: str = ""
 
@@ -76,6 +79,7 @@ def save(
         state=state,
         tensors=contents.tensors,
         files=contents.files,
+        run=run_id(run),
         created_s=time.time(),
         write_id=write_id,
     )
@@ -103,6 +107,7 @@ def copy_as_first(
         manifest,
         policy=policy,
         step=0,
+        run=run_id(run),
         state=replace(manifest.state, tokens_trained=0.0),
         created_s=time.time(),
     )
@@ -168,12 +173,14 @@ def read_manifest(run: ObjectStore, policy: str, step: int) -> CheckpointManifes
     """Read the manifest of a step.
 
     Raises NotFoundError when it has no checkpoint, CorruptError when the manifest is damaged or
-    belongs to another step.
+    belongs to another step or run.
     """
     key = layout.manifest(layout.checkpoint(policy, step))
     manifest = read_twice(lambda: unseal(CheckpointManifest, run.get(key), key))
     if (manifest.policy, manifest.step) != (policy, step):
         raise CorruptError(f"{key} is the checkpoint of {manifest.policy} step {manifest.step}")
+    if manifest.run and manifest.run != run_id(run):
+        raise CorruptError(f"{key} is a checkpoint of run {quoted(manifest.run)}")
     return manifest
 
 

@@ -26,6 +26,8 @@ from storage.store.object_store import ObjectStore, read_twice
 CACHE_MAX = 1024
 """Evaluations in the cache of the process."""
 KIND = "evaluation"
+NAME_MAX = 1_000
+"""Characters of the names of data set and workflow; longer ones are cut when they are read."""
 SOLO_WORKFLOW = "single_turn"
 """The name under which the accuracy of first attempts is reported."""
 SCHEMA = arrow_files.schema_of(
@@ -164,8 +166,8 @@ def decode(body: bytes) -> Evaluation:
     header = build(_Header, text, "the header of an evaluation")
     return Evaluation(
         versions=header.versions,
-        dataset=header.dataset,
-        workflow=header.workflow,
+        dataset=header.dataset[:NAME_MAX],
+        workflow=header.workflow[:NAME_MAX],
         rows=tuple(arrow_files.strings(table, "prompt_id")),
         first_attempt=_checked_results(
             arrow_files.numbers(table, "first_attempt"), "first_attempt"

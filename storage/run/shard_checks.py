@@ -73,7 +73,8 @@ def check_temperatures(values: NDArray[np.float64]) -> None:
 
 def check_finish_reasons(reasons: Iterable[str]) -> None:
     if unknown := set(reasons) - FINISH_REASONS:
-        raise CorruptError(f"a shard has the unknown finish reasons {sorted(unknown)}")
+        reason = plain_names.quoted(min(unknown))
+        raise CorruptError(f"a shard has the unknown finish reason {reason}")
 
 
 def check_tokens(lists: TokenLists, num_policies: NDArray[np.int64]) -> None:

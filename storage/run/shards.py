@@ -52,6 +52,8 @@ from storage.store.backend import check_size
 from storage.store.object_store import ObjectStore, read_twice
 
 KIND = "shard"
+NAME_MAX = 100
+"""Characters of the names of worker and region; longer ones, which no worker has, are cut."""
 TOKEN_COLUMNS = {name: list_of(pa.from_numpy_dtype(dtype)) for name, dtype in TOKEN_DTYPES.items()}
 SCHEMA = schema_of(
     {
@@ -212,8 +214,8 @@ def decode(body: bytes) -> Shard:
     return Shard(
         order=header.order,
         attempt=header.attempt,
-        worker=header.worker,
-        region=header.region,
+        worker=header.worker[:NAME_MAX],
+        region=header.region[:NAME_MAX],
         groups=groups,
         weights=header.weights,
         started_s=header.started_s,

@@ -8,6 +8,9 @@ from storage.errors import ConfigError
 
 T = TypeVar("T")
 
+TEXT_MAX = 2_000
+"""Characters of a violation; a stored text in it may have millions."""
+
 
 class Invariant(IntEnum):
     """What must hold for the objects of every run. `astraflow verify` prints the numbers."""
@@ -58,7 +61,7 @@ class Findings:
 
     def add(self, invariant: Invariant, where: str, what: str) -> None:
         """Add a violation; one that was added before is not counted again."""
-        self._violations.add(Violation(invariant, where, what))
+        self._violations.add(Violation(invariant, where, what[:TEXT_MAX]))
 
     def add_missing(self, where: str, what: str) -> None:
         """Add an object of a contiguous series that is missing, unless it was added before."""

@@ -193,7 +193,7 @@ def promotions_table(logs: Sequence[tuple[Standing, PromotionLog]]) -> Table:
                     for policy, version in decision.team.items()
                 ),
                 _gain(decision),
-                decision.reason,
+                one_line(decision.reason),
             )
     return table
 
@@ -256,7 +256,7 @@ def nights_table(listed: Sequence[NightHistory]) -> Table:
                 row.state,
                 *numbers,
                 str(row.decision.number) if row.decision else "–",
-                row.outcome.reason if row.outcome else "",
+                one_line(row.outcome.reason) if row.outcome else "",
             )
     return table
 

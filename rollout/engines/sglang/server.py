@@ -20,6 +20,7 @@ from rollout.engines.sglang.wanted import PolicyAdapter, Wanted
 from rollout.engines.sglang.weights_folder import weights_folder
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
+from storage.plain_names import quoted
 from storage.records.weights import HostTensor
 
 log = logging.getLogger(__name__)
@@ -187,8 +188,8 @@ class Server:
             return
         if "-" in label:
             raise EngineFailedError(
-                f"the SGLang server at {self.api.url} has weights {label!r}, which another client "
-                "loaded; a server serves one worker"
+                f"the SGLang server at {self.api.url} has weights {quoted(label)}, which another "
+                "client loaded; a server serves one worker"
             )
         self.label, self.held = "", {}
         self._forget_adapters()
@@ -294,8 +295,8 @@ class Server:
             raise EngineFailedError(
                 f"the SGLang server at {self.api.url} did not hold the weights {self.label} that "
                 f"it was given: {len(changed)} of its parameters changed when they were loaded "
-                f"again, {changed[0]} among them. Do not use what it sampled since the last "
-                "comparison; if it changes weights while it loads them (quantization), set "
+                f"again, {quoted(changed[0])} among them. Do not use what it sampled since the "
+                "last comparison; if it changes weights while it loads them (quantization), set "
                 "rollout.engine.sglang.check_every: 0"
             )
 

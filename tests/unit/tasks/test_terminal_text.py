@@ -2,7 +2,7 @@ import unicodedata
 
 import pytest
 
-from tasks.terminal_text import markdown, one_line, plain, quoted_line, visible
+from tasks.terminal_text import LINE_MAX, markdown, one_line, plain, quoted_line, visible
 
 
 def test_characters_that_move_the_cursor_or_reverse_text_are_removed() -> None:
@@ -33,6 +33,7 @@ def test_a_quoted_line_is_one_line_and_unambiguous() -> None:
 
 def test_one_line_cannot_contain_another() -> None:
     assert one_line("done\r\nrun other: failed\n") == "done run other: failed"
+    assert one_line("x" * 100_000) == "x" * LINE_MAX
 
 
 @pytest.mark.parametrize(

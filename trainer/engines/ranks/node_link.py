@@ -49,7 +49,7 @@ class NodeLink:
                 piece = bytearray(buffer[start : start + PIECE_BYTES])
                 self._send(torch.frombuffer(piece, dtype=torch.uint8))
 
-    def receive(self) -> tuple[Json, Content]:
+    def receive(self, content_bytes_max: int = CONTENT_BYTES_MAX) -> tuple[Json, Content]:
         """Receive a message, whose content the caller closes.
 
         Raises:
@@ -57,7 +57,8 @@ class NodeLink:
             ValueError: the message is not one of `send`.
         """
         sizes = self._received(torch.empty(2, dtype=torch.int64))
-        header_bytes, content_bytes = _check_sizes(*sizes.tolist())
+        header_bytes, content_bytes = sizes.tolist()
+        _check_sizes(header_bytes, content_bytes, content_bytes_max)
         header = json.loads(b"".join(self._pieces(header_bytes)))
         return header, content_of(self._pieces(content_bytes))
 
@@ -74,13 +75,14 @@ class NodeLink:
         return tensor
 
 
-def _check_sizes(header_bytes: int, content_bytes: int) -> tuple[int, int]:
-    if not 0 < header_bytes <= HEADER_BYTES_MAX or not 0 <= content_bytes <= CONTENT_BYTES_MAX:
+def _check_sizes(
+    header_bytes: int, content_bytes: int, content_bytes_max: int = CONTENT_BYTES_MAX
+) -> None:
+    if not 0 < header_bytes <= HEADER_BYTES_MAX or not 0 <= content_bytes <= content_bytes_max:
         raise ValueError(
             f"a message between nodes with a header of {header_bytes:,} bytes and a content of "
-            f"{content_bytes:,}; they have at most {HEADER_BYTES_MAX:,} and {CONTENT_BYTES_MAX:,}"
+            f"{content_bytes:,}; they have at most {HEADER_BYTES_MAX:,} and {content_bytes_max:,}"
         )
-    return header_bytes, content_bytes
 
 
 Passage: TypeAlias = tuple[socket.socket, threading.Thread]
@@ -92,11 +94,23 @@ def call_node(link: NodeLink) -> Passage:
 
     def pass_one(channel: socket.socket) -> None:
         link.send(*receive(channel))
-        reply, content = link.receive()
+        reply, content = link.receive(content_bytes_max=0)
         content.close()
+        if not _is_reply(reply):
+            raise ValueError("the other node sent something that is no reply")
         send(channel, reply)
 
     return _passed_on(pass_one)
+
+
+def _is_reply(reply: object) -> bool:
+    """Return whether it is a reply of `rank.py`: empty, or an error of two texts."""
+    if not isinstance(reply, dict):
+        return False
+    return not reply or (
+        reply.keys() == {"kind", "message"}
+        and all(isinstance(text, str) for text in reply.values())
+    )
 
 
 def calls_of_leader(link: NodeLink) -> Passage:

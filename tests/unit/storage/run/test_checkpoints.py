@@ -289,3 +289,26 @@ def test_prune_keeps_objects_that_are_not_checkpoints(memory_store: ObjectStore)
         memory_store.put(stray, b"")
     checkpoints.prune(memory_store, "solver", keep=1)
     assert [key for key in memory_store.list() if "00000020" not in key] == sorted(strays)
+
+
+def test_a_checkpoint_of_another_run_is_skipped_for_the_previous_one(
+    memory_store: ObjectStore,
+) -> None:
+    own, other = memory_store.sub("runs/own"), memory_store.sub("runs/other")
+    save(own, 10)
+    save(other, 20)
+    for key in other.list("checkpoints"):
+        own.put(key, other.get(key))
+    assert newest_step(other) == 20
+    assert newest_step(own) == 10
+    with pytest.raises(CorruptError, match=r"manifest\.json is a checkpoint of run 'other'"):
+        checkpoints.check_complete(own, "solver", 20)
+
+
+def test_a_copy_as_first_is_a_checkpoint_of_the_new_run(memory_store: ObjectStore) -> None:
+    source, run = memory_store.sub("runs/source"), memory_store.sub("runs/new")
+    save(source, 10)
+    checkpoints.copy_as_first(source, "solver", 10, run, "pupil")
+    newest = checkpoints.newest(run, "pupil")
+    assert newest is not None
+    assert newest.step == 0

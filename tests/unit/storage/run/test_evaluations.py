@@ -172,3 +172,9 @@ def test_unreadable_evaluations_are_listed_with_their_reason_beside_the_others()
         seen.unreadable[moved]
         == f"{moved} holds the evaluation of {{'solver': 20, 'verifier': 20}}"
     )
+
+
+def test_very_long_names_are_cut_when_an_evaluation_is_read() -> None:
+    long = replace(evaluation(1), dataset="d" * 100_000, workflow="w" * 100_000)
+    read = evaluations.decode(evaluations.encode(long))
+    assert (read.dataset, read.workflow) == ("d" * 1_000, "w" * 1_000)

@@ -57,7 +57,7 @@ def with_sequence(**changes: object) -> Episode:
             {"policies": ("solver", "a b")},
             "a shard has the policy 'a b', which is not a valid name",
         ),
-        ({"finish_reason": "bored"}, "a shard has the unknown finish reasons ['bored']"),
+        ({"finish_reason": "bored"}, "a shard has the unknown finish reason 'bored'"),
         (
             {"temperature": -1.0},
             "row 1: the temperature is -1; it is 0, or from 1e-12 to 1e+12",

@@ -222,7 +222,7 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
             {"policies": ("solver", "solver")},
             r"policy set \['solver', 'solver'\] names a policy twice",
         ),
-        ({"finish_reason": "bored"}, "unknown finish reasons"),
+        ({"finish_reason": "bored"}, "unknown finish reason"),
         (
             {"temperature": float("nan")},
             "row 1: the temperature is nan; it is 0, or from 1e-12 to 1e\\+12",
@@ -344,3 +344,9 @@ def test_arrays_of_a_decoded_shard_are_views(memory_store: ObjectStore) -> None:
     sequence: Sequence = round_trip(builders.shard()).groups[0].episodes[0].sequences[0]
     assert not sequence.tokens.flags.owndata
     assert not sequence.tokens.flags.writeable
+
+
+def test_very_long_names_of_worker_and_region_are_cut_when_a_shard_is_read() -> None:
+    long = "x" * 100_000
+    read = round_trip(replace(builders.shard(), worker=long, region=long))
+    assert (read.worker, read.region) == ("x" * shards.NAME_MAX, "x" * shards.NAME_MAX)

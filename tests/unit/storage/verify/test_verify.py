@@ -32,13 +32,14 @@ from storage.run.evaluation_samples import EvaluationSample
 from storage.run.runs import create_run, request_stop
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import Verdict, verify
-from storage.verify.violations import Invariant, Violation
+from storage.verify.violations import TEXT_MAX, Invariant, Violation
 from storage.weights import manifests, publisher, tags
 from tasks.recipes.run_terms import run_terms
 from tests.support.runs import builders
 from tests.support.runs.builders import tensors
 from tests.support.runs.evaluations import evaluation
 from tests.support.runs.true_run import BATCH_SIZE, MAX_STALENESS, STEPS, finished_run
+from tests.support.stores.resealed import resealed
 from tests.support.stores.stranger import sealed
 
 CONFIG = {"steps": 2, "policies": {"solver": {"batch_size": 4}}, "data": {"max_staleness": 8}}
@@ -949,3 +950,13 @@ def test_a_folder_that_cannot_be_listed_is_a_violation_and_hides_no_other(
     found = broken_invariants(run)
     assert (Invariant.READABLE, layout.USAGE) in found
     assert where in {key for _, key in found}
+
+
+def test_a_violation_of_a_very_long_stored_text_is_cut(run: ObjectStore) -> None:
+    body = resealed(
+        run.get(layout.order(0)), lambda order: order["prompts"][0].update(id="x" * 100_000)
+    )
+    run.put(layout.order(0), body)
+    (violation,) = verified(run).violations
+    assert violation.where == layout.shard(0)
+    assert len(violation.what) == TEXT_MAX

@@ -10,6 +10,7 @@ from deployments.cli.app import app
 from storage import layout
 from storage.store.object_store import ObjectStore, open_store
 from tests.support.runs.week_of_nights import NAME, NIGHTS, write_week
+from tests.support.stores.resealed import resealed
 
 
 @pytest.fixture
@@ -64,6 +65,13 @@ def test_damage_is_named_beside_the_list(store: ObjectStore) -> None:
     result = call(NAME)
     assert f"{NAME}, night {NIGHTS[1]}: " in result.stderr
     assert NIGHTS[2] in result.stdout
+
+
+def test_a_very_long_reason_is_cut(store: ObjectStore) -> None:
+    write_week(store)
+    key = layout.night_outcome(NAME, NIGHTS[1])
+    store.put(key, resealed(store.get(key), lambda outcome: outcome.update(reason="x" * 900_000)))
+    assert len(call().stdout) < 10_000
 
 
 def test_without_nights_the_command_says_how_to_begin_one(store: ObjectStore) -> None:

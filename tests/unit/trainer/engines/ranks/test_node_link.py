@@ -91,8 +91,8 @@ def test_sizes_that_no_leader_sends_end_the_connection(
 
 
 def test_the_largest_sizes_are_accepted() -> None:
-    assert node_link._check_sizes(2**26, 2**42) == (2**26, 2**42)
-    assert node_link._check_sizes(1, 0) == (1, 0)
+    node_link._check_sizes(2**26, 2**42)
+    node_link._check_sizes(1, 0)
 
 
 def test_a_header_that_is_no_json_ends_the_connection(wires: Wires) -> None:
@@ -103,6 +103,33 @@ def test_a_header_that_is_no_json_ends_the_connection(wires: Wires) -> None:
     with pytest.raises(EOFError):
         receive(node)
     node.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "content_bytes"),
+    [
+        ([], 0),
+        (5, 0),
+        ("kind", 0),
+        ({"kind": "ValueError"}, 0),
+        ({"kind": 1, "message": "x"}, 0),
+        ({"other": 1}, 0),
+        ({}, 1),
+    ],
+)
+def test_what_is_no_reply_closes_the_leaders_channel(
+    wires: Wires, reply: object, content_bytes: int
+) -> None:
+    leader, thread = call_node(link(1))
+    send(leader, {"call": "weights"})
+    body = json.dumps(reply).encode()
+    wires.to[0].put(torch.tensor([len(body), content_bytes]))
+    wires.to[0].put(torch.tensor(list(body), dtype=torch.uint8))
+    wires.to[0].put(torch.zeros(content_bytes, dtype=torch.uint8))
+    with pytest.raises(EOFError):
+        receive(leader)
+    leader.close()
+    thread.join()
 
 
 def test_a_header_larger_than_the_limit_is_not_sent(
