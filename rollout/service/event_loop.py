@@ -102,7 +102,5 @@ class _WithoutExit(Coroutine[Any, Any, T]):
         return self._coroutine.__await__()
 
 
-def _task(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], **context: Any
-) -> asyncio.Task[T]:
+def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **context: Any) -> asyncio.Task[Any]:
     return asyncio.Task(_WithoutExit(coroutine), loop=loop, **context)

@@ -158,11 +158,16 @@ def _as_intervals(answer: str, gold: str) -> tuple[str, str] | None:
     if solutions and gold_solutions:
         same_unknown = solutions[0] == gold_solutions[0]
         return (solutions[1], gold_solutions[1]) if same_unknown else None
-    if solutions and gold and (gold[0] in "([" or "\\cup" in gold):
+    if solutions and _is_region(gold):
         return solutions[1], gold
-    if gold_solutions and answer and (answer[0] in "([" or "\\cup" in answer):
+    if gold_solutions and _is_region(answer):
         return answer, gold_solutions[1]
     return answer, gold
+
+
+def _is_region(text: str) -> bool:
+    """Return whether a text may be an interval, a union of intervals or the empty set."""
+    return text.startswith(("(", "[")) or "\\cup" in text or text == "\\emptyset"
 
 
 def _equal_ratios(
