@@ -112,6 +112,8 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         gold if answers is not None else answer
     ) is not None:
         return False  # one is a single number, the other a collection
+    if answers is not None and any(len(sides(item)) > 1 for item in answers.items):
+        return False  # `a=17, b=\\sqrt{2}` is not a chain that ends with `\\sqrt{2}`
     parts, gold_parts = parts_of_union(answer), parts_of_union(gold)
     if (
         len(parts) == len(gold_parts) > 1

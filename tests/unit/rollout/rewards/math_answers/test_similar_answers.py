@@ -19,7 +19,10 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
             "2x_1=5", "n!=5", "\\binom n2=5", "|x-2|=5", "2AB=5", "2f(3)=5", "2\\pi r=5", "180-\\angle A=5",
         ],
     ),
-    "\\sqrt{2}": (["x=\\sqrt2", "AB=\\sqrt2"], ["2x=\\sqrt2", "x+1=\\sqrt2", "x^2=\\sqrt2"]),
+    "\\sqrt{2}": (
+        ["x=\\sqrt2", "AB=\\sqrt2"],
+        ["2x=\\sqrt2", "x+1=\\sqrt2", "x^2=\\sqrt2", "a=17, b=\\sqrt2", "x=\\sqrt3, x=\\sqrt2", "a=17,b=\\sqrt2"],
+    ),
     "3x": (["y=3x", "f(x)=3x", "y'=3x"], ["y-2=3x", "2y=3x"]),
     "(2,1)": (
         ["x=2, y=1", "y=1, x=2", "\\sin x=2, \\cos x=1", "f(1)=2, f(2)=1", "1+1=2, 1+0=1"],
