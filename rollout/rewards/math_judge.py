@@ -29,7 +29,7 @@ from fractions import Fraction
 from functools import cache, lru_cache, partial
 from inspect import signature
 from random import Random
-from typing import Any, Final, TextIO
+from typing import Any, Final, Literal, TextIO
 
 import psutil
 
@@ -107,6 +107,8 @@ def algebraically_equal(answer: str, reference: str) -> bool:
     gold, parsed = _parsed_reference(reference), _parsed(answer)
     if any(_is_constant_derivative(each) for side in (gold, parsed) for each in side[:1]):
         return False
+    if gold and parsed and {_extent(gold[0]), _extent(parsed[0])} == {"finite", "range"}:
+        return False  # math-verify finds `\\pm 3` equal to `-3<x<3`, and `1>0` to `\\emptyset`
     if (
         gold
         and parsed
@@ -171,6 +173,18 @@ def _is_constant_derivative(expression: Any) -> bool:
         for derivative in derivatives
         for variable in derivative.variables
     )
+
+
+def _extent(expression: Any) -> Literal["finite", "range", ""]:
+    """Return whether an expression is a list of values, or an interval or inequality."""
+    from sympy import And, Eq, Interval, Or, Reals, Set
+    from sympy.core.relational import Relational
+
+    if isinstance(expression, Interval | And | Or) or expression == Reals:
+        return "range"
+    if isinstance(expression, Relational) and not isinstance(expression, Eq):
+        return "range"
+    return "finite" if isinstance(expression, Set) and expression.is_finite_set else ""
 
 
 @cache

@@ -103,10 +103,7 @@ async def _play(pool: AgentPool, prompt: Prompt, seed: int) -> object:
     own_prompt = replace(prompt, fields=deepcopy(prompt.fields))  # the shard has the original
 
     async def play() -> object:
-        try:
-            return await pool.workflow.play(own_prompt, agents)
-        except SystemExit as error:  # it would end the event loop
-            raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error
+        return await pool.workflow.play(own_prompt, agents)
 
     task = asyncio.create_task(play(), name=f"the workflow {type(pool.workflow).__name__}")
     try:

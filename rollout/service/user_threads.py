@@ -82,6 +82,10 @@ class UserThreads(ThreadPoolExecutor):
             return True
         try:
             result = call()
+        except StopIteration as error:  # no asyncio future takes it: its awaiter would never wake
+            wrapped = RuntimeError("a call in a thread raised StopIteration")
+            wrapped.__cause__ = error
+            future.set_exception(wrapped)
         except BaseException as error:  # the caller's: it is raised where the call is awaited
             future.set_exception(error)
         else:

@@ -81,7 +81,7 @@ def work(
     gpus = worker_gpus(config.engine, tuple(sampling))
     with gpus_of_service(lifetime, gpus, config.engine.device_share) as are_held:
         if are_held:
-            event_loop.run(serve())
+            event_loop.run(serve(), lambda note: lifetime.heartbeat.update(note=note))
 
 
 def _weights_store(

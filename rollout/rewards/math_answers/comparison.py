@@ -112,6 +112,8 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         gold if answers is not None else answer
     ) is not None:
         return False  # one is a single number, the other a collection
+    if answers is not None and any(len(sides(item)) > 1 for item in answers.items):
+        return False  # `a=17, b=\\sqrt{2}` is not a chain that ends with `\\sqrt{2}`
     parts, gold_parts = parts_of_union(answer), parts_of_union(gold)
     if (
         len(parts) == len(gold_parts) > 1
@@ -158,11 +160,16 @@ def _as_intervals(answer: str, gold: str) -> tuple[str, str] | None:
     if solutions and gold_solutions:
         same_unknown = solutions[0] == gold_solutions[0]
         return (solutions[1], gold_solutions[1]) if same_unknown else None
-    if solutions and gold and (gold[0] in "([" or "\\cup" in gold):
+    if solutions and _is_region(gold):
         return solutions[1], gold
-    if gold_solutions and answer and (answer[0] in "([" or "\\cup" in answer):
+    if gold_solutions and _is_region(answer):
         return answer, gold_solutions[1]
     return answer, gold
+
+
+def _is_region(text: str) -> bool:
+    """Return whether a text may be an interval, a union of intervals or the empty set."""
+    return text.startswith(("(", "[")) or "\\cup" in text or text == "\\emptyset"
 
 
 def _equal_ratios(

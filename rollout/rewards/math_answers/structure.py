@@ -181,7 +181,7 @@ def sides(text: str) -> list[str]:
 
 
 def without_brackets(text: str) -> str:
-    """Return `5` for `((5))` and `\\{5\\}`; `(1)(2)` and `\\{\\{5\\}\\}` are unchanged."""
+    """Return `5` for `((5))` and `\\{5\\}`; `(1)(2)`, `(1,2)`, `\\{\\{5\\}\\}` are unchanged."""
     for _ in range(BRACKETS_MAX):
         for opening, closing in (("(", ")"), ("{", "}"), ("\\{", "\\}")):
             if (
@@ -192,6 +192,8 @@ def without_brackets(text: str) -> str:
                 inner = text[len(opening) : -len(closing)].strip()
                 if opening == "\\{" and is_set(inner):
                     return text
+                if opening == "(" and len(_items(inner, keep_numbers=True)) > 1:
+                    return text  # an interval or a tuple
                 text = inner
                 break
         else:

@@ -1,4 +1,5 @@
 import asyncio
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -368,7 +369,6 @@ class UnreadableError(Exception):
             UnreadableError(),
             "UnreadableError: its message cannot be read: __str__ raised AttributeError",
         ),
-        (SystemExit(3), "RuntimeError: the workflow called sys.exit(3)"),
         (
             asyncio.CancelledError(),
             "CancelledError: something that the workflow awaited was cancelled",
@@ -384,6 +384,29 @@ async def test_any_exception_of_a_workflow_is_a_failed_episode(
     group = await run_group(pool, PROMPT, 2, seed=0)
     assert [(episode.error, episode.failure_kind) for episode in group.episodes] == [
         (message, FailureKind.WORKFLOW_BUG)
+    ] * 2
+
+
+class Exits:
+    """A workflow that calls `sys.exit()` in a task of its own, or in its own code."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    def __init__(self, in_task: bool) -> None:
+        self._in_task = in_task
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        if not self._in_task:
+            sys.exit(3)
+        return (await asyncio.gather(Exits(False).play(prompt, agents)))[0]
+
+
+@pytest.mark.parametrize("in_task", [False, True])
+def test_sys_exit_in_a_workflow_is_a_failed_episode(in_task: bool) -> None:
+    pool = pool_of(Exits(in_task), solver=scripted_player("solver", solve))
+    group = event_loop.run(run_group(pool, PROMPT, 2, seed=0))
+    assert [(episode.error, episode.failure_kind) for episode in group.episodes] == [
+        ("RuntimeError: sys.exit(3) was called", FailureKind.WORKFLOW_BUG)
     ] * 2
 
 

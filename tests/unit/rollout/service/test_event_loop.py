@@ -76,3 +76,13 @@ async def test_the_first_error_of_gather_cancels_the_others_and_is_raised_itself
     with pytest.raises(ValueError, match="one of them"):
         await event_loop.gather([wait(), fail()])
     assert cancelled == ["wait"]
+
+
+def test_a_task_that_is_cancelled_before_it_begins_leaves_no_coroutine_unawaited() -> None:
+    async def main() -> bool:
+        task = asyncio.create_task(asyncio.sleep(0))
+        task.cancel()
+        await asyncio.wait([task])
+        return task.cancelled()
+
+    assert event_loop.run(main())

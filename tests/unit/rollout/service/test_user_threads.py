@@ -1,10 +1,11 @@
+import asyncio
 import subprocess
 import sys
 import threading
 
 import pytest
 
-from rollout.service import user_threads
+from rollout.service import event_loop, user_threads
 from rollout.service.user_threads import UserThreads
 from tests.support.patience import PATIENCE_S, until
 
@@ -29,6 +30,14 @@ def test_a_call_returns_its_result_or_raises_its_exception() -> None:
     assert threads.submit(int, "11", base=2).result(PATIENCE_S) == 3
     with pytest.raises(ValueError, match="invalid literal"):
         threads.submit(int, "eleven").result(PATIENCE_S)
+
+
+def test_a_call_that_raises_stop_iteration_ends_its_await() -> None:
+    async def main() -> None:
+        await asyncio.wait_for(asyncio.to_thread(next, iter(())), PATIENCE_S)
+
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        event_loop.run(main())
 
 
 def test_calls_beyond_the_limit_wait_until_one_returns(caplog: pytest.LogCaptureFixture) -> None:

@@ -690,8 +690,8 @@ def test_pauses_grow_while_the_store_fails(
         until(answered(memory_store, 1))
         worker.stop()
         worker.join()
-    first = failures_seen.index(1)
-    assert failures_seen[first : first + 4] == [1, 2, 3, 4]
+    # 0: a poll for orders succeeded, which goes on beside a shard
+    assert [failures for failures in failures_seen if failures][:4] == [1, 2, 3, 4]
 
 
 def _seed_of(order: int, prompt: int, sample: int) -> int:

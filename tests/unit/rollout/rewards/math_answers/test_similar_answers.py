@@ -19,7 +19,10 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
             "2x_1=5", "n!=5", "\\binom n2=5", "|x-2|=5", "2AB=5", "2f(3)=5", "2\\pi r=5", "180-\\angle A=5",
         ],
     ),
-    "\\sqrt{2}": (["x=\\sqrt2", "AB=\\sqrt2"], ["2x=\\sqrt2", "x+1=\\sqrt2", "x^2=\\sqrt2"]),
+    "\\sqrt{2}": (
+        ["x=\\sqrt2", "AB=\\sqrt2"],
+        ["2x=\\sqrt2", "x+1=\\sqrt2", "x^2=\\sqrt2", "a=17, b=\\sqrt2", "x=\\sqrt3, x=\\sqrt2", "a=17,b=\\sqrt2"],
+    ),
     "3x": (["y=3x", "f(x)=3x", "y'=3x"], ["y-2=3x", "2y=3x"]),
     "(2,1)": (
         ["x=2, y=1", "y=1, x=2", "\\sin x=2, \\cos x=1", "f(1)=2, f(2)=1", "1+1=2, 1+0=1"],
@@ -44,6 +47,11 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     ),
     "x\\le-1\\text{ or }x\\ge5": (["|x-2|\\ge3", "3\\le|x-2|"], ["|x-2|>3"]),
     "-\\frac12<x<\\frac32": (["|x-\\frac12|<1", "|x-0.5|<1"], ["|x+\\frac12|<1"]),
+    # intervals are not their ends, and no true inequality is an empty set
+    "-3<x<3": (["(-3,3)", "|x|<3", "x \\in (-3,3)"], ["\\pm3", "-3, 3", "\\{-3,3\\}", "x=-3, x=3"]),
+    "|x|<3": (["-3<x<3", "(-3,3)"], ["\\{-3,3\\}", "x=\\pm3"]),
+    "\\mathbb{R}": (["(-\\infty,\\infty)"], ["\\pm\\infty", "-\\infty, \\infty", "\\{-\\infty,\\infty\\}"]),
+    "\\emptyset": (["x<1 \\text{ and } x>3", "\\{\\}"], ["1>0", "x<\\infty", "x^2\\ge0", "-\\infty<x<\\infty", "x<x+1"]),
     # money
     "\\$5": (["500 cents", "500¢", "5", "5 dollars", "US\\$5.00"], ["5 cents", "500 dollars", "5 euros", "€5", "\\$500"]),
     "75\\text{ cents}": (["\\$0.75", "75", "75¢"], ["\\$75", "0.75 cents"]),

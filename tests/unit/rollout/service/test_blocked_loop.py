@@ -1,0 +1,29 @@
+import asyncio
+import queue
+
+import pytest
+
+from rollout.service import blocked_loop, event_loop
+from tests.support.patience import PATIENCE_S
+
+
+async def answers_late(reports: "queue.Queue[str]") -> str:
+    """Block the event loop until that is reported."""
+    return reports.get(timeout=PATIENCE_S)
+
+
+async def waits(reports: "queue.Queue[str]") -> tuple[str, str]:
+    first = await answers_late(reports)
+    return first, await asyncio.to_thread(reports.get, timeout=PATIENCE_S)
+
+
+def test_code_that_blocks_an_event_loop_is_reported_with_its_line_until_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(blocked_loop, "BLOCKED_S", 0.01)
+    monkeypatch.setattr(blocked_loop, "POLL_INTERVAL_S", 0.001)
+    reports = queue.Queue[str]()
+    first, last = event_loop.run(waits(reports), reports.put)
+    assert "no lease is renewed" in first
+    assert "in answers_late" in caplog.text
+    assert last == ""
