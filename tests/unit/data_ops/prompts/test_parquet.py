@@ -108,6 +108,21 @@ def test_a_parquet_file_whose_columns_are_all_left_out_is_refused_with_their_typ
     )
 
 
+def test_a_column_is_read_if_json_has_all_of_its_types_and_nothing_is_one(tmp_path: Path) -> None:
+    row = {
+        "question": "1?",
+        "both": {"text": "a", "pixels": b"b"},
+        "deep": [{"more": [{"text": "a", "pixels": b"b"}]}],
+        "nothing": None,
+        "texts": {"a": ["b"], "c": None},
+    }
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    ((number, read),) = parquet.read_rows(rows_file(tmp_path))
+    assert (number, read) == (
+        1, {"question": "1?", "nothing": None, "texts": {"a": ["b"], "c": None}}
+    )  # fmt: skip
+
+
 def test_a_slice_is_converted_without_the_lists_of_the_rows_behind_it() -> None:
     text = pa.DictionaryArray.from_arrays(pa.array([0, 0, 0, 0], pa.int32()), ["7" * 1_000])
     rows = pa.StructArray.from_arrays(
