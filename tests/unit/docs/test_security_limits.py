@@ -5,7 +5,7 @@ import pytest
 from data_ops.algorithms import policy_groups
 from data_ops.prompts import parquet, path, source, window
 from rollout.agents import chat
-from storage.formats import json_objects, json_values, tensor_set
+from storage.formats import arrow_sizes, json_objects, json_values, tensor_set
 from storage.run import prompt_windows
 from storage.store import backend, source_files
 from tasks.recipes import yaml_file
@@ -42,6 +42,8 @@ def test_each_limit_on_the_page_equals_that_of_the_code(words: str) -> None:
 
 
 def test_limits_written_as_powers_equal_those_of_the_code() -> None:
+    assert "an Arrow file of 16 MB\nfour" in PAGE  # gigabytes
+    assert arrow_sizes.MEMORY_MAX == 4 * 2**30
     assert "2^21 JSON values" in PAGE
     assert json_objects.VALUES_MAX == 2**21
     assert parquet.TEXT_BYTES_MAX == path.LINE_BYTES_MAX
