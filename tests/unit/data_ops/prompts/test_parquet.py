@@ -29,6 +29,15 @@ def test_text_in_an_encoding_without_a_dictionary_is_read(encoding: str, tmp_pat
     assert [prompt.fields for prompt in prompts] == rows
 
 
+def test_text_that_a_file_has_once_is_not_repeated_in_its_batches(tmp_path: Path) -> None:
+    table = pa.table({"question": ["7" * 1_000] * 1_000, "answer": ["2"] * 1_000})
+    pq.write_table(table, tmp_path / "a.parquet", store_schema=False)
+    metadata = pq.read_metadata(tmp_path / "a.parquet")
+    batches = [*parquet._batches(rows_file(tmp_path), metadata, 0, ["question", "answer"])]
+    assert sum(batch.num_rows for batch in batches) == 1_000
+    assert sum(batch.nbytes for batch in batches) < 20_000
+
+
 def test_text_that_an_encoding_shares_between_rows_is_read_few_rows_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
