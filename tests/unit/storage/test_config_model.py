@@ -172,6 +172,7 @@ def test_an_error_names_file_line_value_and_bound() -> None:
         ("Steps", 1, 10**6), ("Count", 1, 10**6), ("CountOrNone", 0, 10**6), ("Rows", 1, 10**9), ("Tokens", 1, 10**8),
         ("TokensOrNone", 0, 10**8), ("Width", 2, 2**16), ("Layers", 1, 2**10), ("Threads", 1, 2**10),
         ("Megabytes", 64, 2**24), ("Bytes", 1, 2**40), ("Seed", 0, 2**63 - 1),
+        ("Attempts", 1, 9_999), ("RowsOrNone", 0, 10**9), ("Context", 2, 10**8), ("Devices", 1, 64),
     ],
 )  # fmt: skip
 def test_integers_are_accepted_from_the_lowest_to_the_highest(
@@ -193,6 +194,7 @@ THIRTY_DAYS_S = 30 * 24 * 3600.0
         ("Seconds", 0.0, False, THIRTY_DAYS_S, True), ("SecondsOrNone", 0.0, True, THIRTY_DAYS_S, True),
         ("Positive", 0.0, False, 1e12, True), ("NotNegative", 0.0, True, 1e12, True), ("AnySign", -1e12, True, 1e12, True),
         ("Share", 0.0, False, 1.0, True), ("Decay", 0.0, True, 1.0, False),
+        ("Hours", 0.0, False, 10 * 365 * 24.0, True), ("RatioLimit", 1.0, False, 1e6, True), ("ShareOrNone", 0.0, True, 1.0, True),
     ],
 )  # fmt: skip
 def test_numbers_are_accepted_up_to_their_bounds(

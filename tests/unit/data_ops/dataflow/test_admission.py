@@ -54,6 +54,17 @@ def test_the_lag_is_an_average_of_versions_rounded_up() -> None:
     assert measured.value == 2
 
 
+def test_one_late_shard_raises_the_lag_by_a_tenth_of_its_own_and_fades() -> None:
+    measured = Lag()
+    measured.observe(admitted=12, played=0)
+    assert measured.value == 2  # 1.2, of which 0.05 is rounded down
+    for _ in range(30):
+        measured.observe(admitted=12, played=12)
+    assert measured.value == 1  # 1.2 · 0.9³⁰ = 0.051
+    measured.observe(admitted=12, played=12)
+    assert measured.value == 0
+
+
 def test_admission_stops_at_the_remaining_steps() -> None:
     # 2 of 80 batches are missing: 16 sequences = 4 groups = 2 orders
     assert orders_to_admit([replace(NEED, batches=78, version=77)], 8, 2) == 2

@@ -29,6 +29,15 @@ def test_text_in_an_encoding_without_a_dictionary_is_read(encoding: str, tmp_pat
     assert [prompt.fields for prompt in prompts] == rows
 
 
+def test_text_that_a_file_has_once_is_not_repeated_in_its_batches(tmp_path: Path) -> None:
+    table = pa.table({"question": ["7" * 1_000] * 1_000, "answer": ["2"] * 1_000})
+    pq.write_table(table, tmp_path / "a.parquet", store_schema=False)
+    metadata = pq.read_metadata(tmp_path / "a.parquet")
+    batches = [*parquet._batches(rows_file(tmp_path), metadata, 0, ["question", "answer"])]
+    assert sum(batch.num_rows for batch in batches) == 1_000
+    assert sum(batch.nbytes for batch in batches) < 20_000
+
+
 def test_text_that_an_encoding_shares_between_rows_is_read_few_rows_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +115,21 @@ def test_a_parquet_file_whose_columns_are_all_left_out_is_refused_with_their_typ
         f"{tmp_path / 'a.parquet'} has no column with a type that JSON has (found "
         "question binary, answer timestamp[ms]); write its text as string"
     )
+
+
+def test_a_column_is_read_if_json_has_all_of_its_types_and_nothing_is_one(tmp_path: Path) -> None:
+    row = {
+        "question": "1?",
+        "both": {"text": "a", "pixels": b"b"},
+        "deep": [{"more": [{"text": "a", "pixels": b"b"}]}],
+        "nothing": None,
+        "texts": {"a": ["b"], "c": None},
+    }
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
+    ((number, read),) = parquet.read_rows(rows_file(tmp_path))
+    assert (number, read) == (
+        1, {"question": "1?", "nothing": None, "texts": {"a": ["b"], "c": None}}
+    )  # fmt: skip
 
 
 def test_a_slice_is_converted_without_the_lists_of_the_rows_behind_it() -> None:

@@ -190,6 +190,21 @@ def test_a_failing_store_never_breaks_the_service_and_is_logged_once_per_kind(
     ]
 
 
+def test_a_store_that_is_away_at_the_first_heartbeat_is_logged_and_the_service_begins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = ObjectStore(url="failing", backend=Failing(), patience_s=0.01)  # type: ignore[arg-type]  # the writer only writes
+    with HeartbeatWriter(store, "trainer", "t", 0, IDLE_S):
+        assert "t continues without heartbeats: away" in caplog.text
+
+
+def test_heartbeats_do_not_keep_a_process_alive_that_has_ended_otherwise(
+    memory_store: ObjectStore,
+) -> None:
+    with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S):
+        assert {t.name: t.daemon for t in threading.enumerate()}["heartbeat-t"]
+
+
 def test_a_first_heartbeat_that_cannot_be_written_ends_the_service_with_the_reason(
     local_store: ObjectStore, tmp_path: Path
 ) -> None:

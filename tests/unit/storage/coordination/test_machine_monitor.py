@@ -114,6 +114,8 @@ def test_a_monitor_measures_until_its_end(monkeypatch: pytest.MonkeyPatch) -> No
         for _ in range(3):
             assert done.acquire(timeout=PATIENCE_S)
         assert monitor.last() == USE
+        # nvidia-smi may hang: that must not keep the process alive
+        assert {thread.name: thread.daemon for thread in threading.enumerate()}["machine-monitor"]
     assert "machine-monitor" not in {thread.name for thread in threading.enumerate()}
 
 

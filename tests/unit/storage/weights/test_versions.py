@@ -139,6 +139,18 @@ def test_data_without_a_manifest_is_no_version(memory_store: ObjectStore) -> Non
     assert reader.fetch(memory_store, "solver", 0)["model.scale"].bits.tolist() == 3
 
 
+def test_a_damaged_anchor_is_named_without_a_version_that_needs_it(
+    memory_store: ObjectStore,
+) -> None:
+    manifest = publisher.publish(memory_store, "solver", 0, builders.tensors())
+    memory_store.put(f"{layout.weights('solver', 0)}/{manifest.files[0].name}", b"x")
+    with pytest.raises(
+        CorruptError,
+        match=r"^version 0 of solver cannot be read, whose chain is 0: .*; put the object back as",
+    ):
+        reader.fetch(memory_store, "solver", 0)
+
+
 def test_the_latest_version_is_found_from_any_hint(memory_store: ObjectStore) -> None:
     assert manifests.latest(memory_store, "solver") is None
     for version in range(6):

@@ -1,6 +1,7 @@
 """Compared with softmax, gather and autograd over all logits, and with finite differences."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -209,8 +210,16 @@ def test_no_tokens_give_no_logprobs_and_a_defined_gradient() -> None:
     assert not grad_bias.any()
 
 
-def test_other_shapes_are_refused_and_named() -> None:
-    with pytest.raises(ValueError, match=r"\[2, 3\], \[1\], \[2\]"):
+@pytest.mark.parametrize(
+    "shapes", [[(2, 3), (1,), (2,)], [(2, 3), (2,), (1,)], [(1, 2, 3), (1,), (1,)]]
+)
+def test_other_shapes_are_refused_and_named(shapes: list[tuple[int, ...]]) -> None:
+    hidden, targets, temperatures = shapes
+    found = re.escape(f"found {[list(shape) for shape in shapes]}")
+    with pytest.raises(ValueError, match=f"targets .N. and temperatures .N., {found}$"):
         token_logprobs(
-            torch.zeros(2, 3), identity(3), torch.zeros(1, dtype=torch.int64), torch.ones(2)
+            torch.zeros(hidden),
+            identity(3),
+            torch.zeros(targets, dtype=torch.int64),
+            torch.ones(temperatures),
         )

@@ -1,0 +1,49 @@
+"""Each limit in `docs/security.md` is that of the code."""
+
+import pytest
+
+from data_ops.algorithms import policy_groups
+from data_ops.prompts import parquet, path, source, window
+from rollout.agents import chat
+from storage.formats import arrow_sizes, json_objects, json_values, tensor_set
+from storage.run import prompt_windows
+from storage.store import backend, source_files
+from tasks.recipes import yaml_file
+from tests.support.checkout import ROOT
+
+PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+WINDOW_BYTES = window.DataWindow.model_fields["bytes_max"].default
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"{backend.ARROW_BYTES_MAX / 2**30:g} GiB for `.arrow`, {backend.BYTES_MAX / 2**20:g} MiB "
+        "for other objects",
+        f"{yaml_file.BYTES_MAX / 1000:g} kB, {yaml_file.VALUES_MAX:,} values with aliases "
+        f"expanded, {yaml_file.NESTING_MAX} levels",
+        f"{tensor_set.EXTRA_FILES_MAX} files without tensors of "
+        f"{tensor_set.EXTRA_FILE_BYTES_MAX / 2**20:g} MiB each",
+        f"{path.LINE_BYTES_MAX / 2**20:g} MiB for a line of prompts and for the text of a Parquet "
+        f"row, {parquet.MEMORY_BYTES_MAX / 2**30:g} GiB for the rows of a Parquet file",
+        f"{source.GENERATED_MAX:,} generated prompts",
+        f"{window.FILES_MAX:,} files, `bytes_max` ({WINDOW_BYTES / 2**30:g} GiB) for all of them, "
+        f"{source_files.LISTED_MAX:,} objects that one pattern looks at on S3, "
+        f"{prompt_windows.ROWS_MAX:,} rows and {prompt_windows.TEXT_BYTES_MAX / 2**30:g} GiB of "
+        f"their text; {path.FETCHED_BYTES_MAX / 2**30:g} GiB for one file of `path`",
+        f"a log-probability that cannot be sampled (above {policy_groups.LOGPROB_MAX:g}, below "
+        f"−{-policy_groups.LOGPROB_MIN:g})",
+        f"one with more than {json_values.VALUES_MAX:,} values",
+        f"texts of more than {chat.INLINE_CHARS_MAX:,} characters are tokenized in a thread",
+    ],
+)
+def test_each_limit_on_the_page_equals_that_of_the_code(words: str) -> None:
+    assert words in PAGE
+
+
+def test_limits_written_as_powers_equal_those_of_the_code() -> None:
+    assert "an Arrow file of 16 MB\nfour" in PAGE  # gigabytes
+    assert arrow_sizes.MEMORY_MAX == 4 * 2**30
+    assert "2^21 JSON values" in PAGE
+    assert json_objects.VALUES_MAX == 2**21
+    assert parquet.TEXT_BYTES_MAX == path.LINE_BYTES_MAX
