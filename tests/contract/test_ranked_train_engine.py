@@ -272,22 +272,13 @@ def test_an_adapter_on_two_ranks_is_that_of_one_process(publish: str) -> None:
 def test_compiled_layers_on_two_ranks_train_as_uncompiled_ones_in_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each rank has one block of three rows, so that it compiles one form of a layer. With an
-    adapter and checkpointing of activations, whose hooks are around the compiled layers too.
-    """
+    """Each rank has one block of three rows, so that it compiles one form of a layer."""
     monkeypatch.setenv(*SCALAR_CODE)
-    form = {
-        "loss": PPO,
-        "minibatches": 1,
-        "micro_batch_tokens": 4096,
-        "adapter": Lora(rank=4),
-        "activation_checkpointing": True,
-    }
+    form = {"loss": PPO, "minibatches": 1, "micro_batch_tokens": 4096}
     alone, ranked = started(form), started({**form, "ranks": 2, "compile": True})
     before = alone.weights()
     given = sampled_batch(reference_model(base_weights()), num_rows=6, noise=0.6)
     assert ranked.step(given) == pytest.approx(alone.step(given), rel=1e-5, abs=1e-6)
-    assert ranked.weights().keys() == alone.weights().keys()
     assert apart(moves(ranked, before), moves(alone, before)) < 1e-4
 
 
