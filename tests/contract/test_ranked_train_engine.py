@@ -14,6 +14,7 @@ from storage.records.weights import HostTensor
 from tests.contract.test_train_engine import (
     ADAM,
     SEED,
+    EngineCallsContract,
     TrainEngineContract,
     apart,
     moves,
@@ -22,6 +23,7 @@ from tests.contract.test_train_engine import (
 from tests.support.models.trainer_cases import (
     MODEL_CONFIG,
     PPO,
+    SCALAR_CODE,
     base_weights,
     reference_model,
     sampled_batch,
@@ -53,6 +55,8 @@ TWO_RANKS = {
         }
         for stage in (1, 2, 3)
     },
+}
+TWO_NODES = {
     "torch on 2 nodes": {"nodes": 2},
     "deepspeed stage 3 on 2 nodes": {
         "engine": "deepspeed",
@@ -60,33 +64,6 @@ TWO_RANKS = {
         "deepspeed": DeepspeedConfig(stage=3),
     },
 }
-
-
-class RankedContract(TrainEngineContract):
-    settings: Mapping[str, object] = {}
-
-    def built(self, config: TrainConfig) -> TrainEngine:
-        return built(config)
-
-    def started(
-        self, config: TrainConfig, weights: Mapping[str, HostTensor] | None = None
-    ) -> TrainEngine:
-        return super().started(config.model_copy(update=dict(self.settings)), weights)
-
-
-class TestFsdpOnTwoRanks(RankedContract):
-    engine_name = "torch"
-    settings = {"ranks": 2}
-
-
-class TestFsdpOnTwoNodes(RankedContract):
-    engine_name = "torch"
-    settings = {"nodes": 2}
-
-
-@needs_deepspeed
-class TestDeepspeedOnOneRank(RankedContract):
-    engine_name = "deepspeed"
 
 
 def built(config: TrainConfig) -> TrainEngine:
@@ -100,15 +77,47 @@ def started(settings: Mapping[str, object]) -> TrainEngine:
     return engine
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param(settings, marks=[needs_deepspeed] if "engine" in settings else [], id=name)
-        for name, settings in TWO_RANKS.items()
-    ],
-    scope="class",  # all tests of one place after each other: another place starts other processes
-)
-class TestTwoRanks:
+class RankedContract(EngineCallsContract):
+    settings: Mapping[str, object] = {}
+
+    def built(self, config: TrainConfig) -> TrainEngine:
+        return built(config)
+
+    def started(
+        self, config: TrainConfig, weights: Mapping[str, HostTensor] | None = None
+    ) -> TrainEngine:
+        return super().started(config.model_copy(update=dict(self.settings)), weights)
+
+
+@needs_deepspeed
+class TestDeepspeedOnOneRank(RankedContract, TrainEngineContract):
+    engine_name = "deepspeed"
+
+
+# From here on, the tests of one place follow each other: another place starts other processes,
+# each of which imports torch and transformers.
+
+
+class TestFsdpOnTwoRanks(RankedContract, TrainEngineContract):
+    engine_name = "torch"
+    settings = {"ranks": 2}
+
+
+def in_turn(settings: Mapping[str, Mapping[str, object]]) -> pytest.MarkDecorator:
+    """Run a class with each of these settings."""
+    return pytest.mark.parametrize(
+        "settings",
+        [
+            pytest.param(each, marks=[needs_deepspeed] if "engine" in each else [], id=name)
+            for name, each in settings.items()
+        ],
+        scope="class",
+    )
+
+
+class AsOneProcess:
+    """The same results as in one process: what can differ between ranks and between nodes."""
+
     def test_losses_and_weights_are_those_of_one_process(
         self, settings: Mapping[str, object]
     ) -> None:
@@ -125,29 +134,6 @@ class TestTwoRanks:
             shares.append(metrics["trainer/masked_share"])
         assert max(shares) > 0.1
         assert apart(moves(ranked, weights), moves(alone, weights)) < 1e-4
-
-    def test_buffers_have_the_size_of_the_model(self, settings: Mapping[str, object]) -> None:
-        """DeepSpeed's default is 2 GB for each engine, however small the model is."""
-        weights = base_weights()
-        given = sampled_batch(reference_model(weights), num_rows=4)
-        started(settings).step(given)  # with the threads and libraries that a first engine brings
-        process = psutil.Process()
-        before = process.memory_info().vms
-        ranked = started(settings)
-        ranked.step(given)
-        assert process.memory_info().vms - before < 10**9
-
-    def test_negative_zeros_are_published_as_they_were_given(
-        self, settings: Mapping[str, object]
-    ) -> None:
-        weights = base_weights()
-        name = "model.layers.0.self_attn.q_proj.weight"
-        zeros = np.full_like(weights[name].bits, 0x8000)
-        weights[name] = HostTensor("BF16", weights[name].shape, zeros)
-        ranked = started({**settings, "lr": 0.0, "publish_dtype": "BF16"})
-        ranked.set_weights(weights)
-        ranked.step(sampled_batch(reference_model(weights), num_rows=4))
-        assert weights_digest(ranked.weights()) == weights_digest(weights)
 
     def test_a_checkpoint_is_read_by_one_process_and_one_of_it_by_two_ranks(
         self, settings: Mapping[str, object]
@@ -204,6 +190,32 @@ class TestTwoRanks:
         assert again.step(last) == ranked.step(last)
         assert weights_digest(again.weights()) == weights_digest(ranked.weights())
 
+
+@in_turn(TWO_RANKS)
+class TestTwoRanks(AsOneProcess):
+    def test_buffers_have_the_size_of_the_model(self, settings: Mapping[str, object]) -> None:
+        """DeepSpeed's default is 2 GB for each engine, however small the model is."""
+        weights = base_weights()
+        given = sampled_batch(reference_model(weights), num_rows=4)
+        started(settings).step(given)  # with the threads and libraries that a first engine brings
+        process = psutil.Process()
+        before = process.memory_info().vms
+        ranked = started(settings)
+        ranked.step(given)
+        assert process.memory_info().vms - before < 10**9
+
+    def test_negative_zeros_are_published_as_they_were_given(
+        self, settings: Mapping[str, object]
+    ) -> None:
+        weights = base_weights()
+        name = "model.layers.0.self_attn.q_proj.weight"
+        zeros = np.full_like(weights[name].bits, 0x8000)
+        weights[name] = HostTensor("BF16", weights[name].shape, zeros)
+        ranked = started({**settings, "lr": 0.0, "publish_dtype": "BF16"})
+        ranked.set_weights(weights)
+        ranked.step(sampled_batch(reference_model(weights), num_rows=4))
+        assert weights_digest(ranked.weights()) == weights_digest(weights)
+
     @pytest.mark.parametrize(
         ("form", "tolerance", "apart_max"),
         [
@@ -227,20 +239,6 @@ class TestTwoRanks:
         expected, metrics = alone.step(given), ranked.step(given)
         assert metrics == pytest.approx(expected, rel=tolerance, abs=tolerance / 10)
         assert apart(moves(ranked, weights), moves(alone, weights)) < apart_max
-
-
-def test_two_nodes_of_two_ranks_train_as_one_process_and_leave_a_checkpoint_for_it() -> None:
-    """The second rank of each node has no store: its node reads and writes for it."""
-    weights = base_weights()
-    model = reference_model(weights)
-    alone, ranked = started({}), started({"nodes": 2, "ranks": 2})
-    for step, num_rows in enumerate((7, 2), 1):
-        given = sampled_batch(model, step, num_rows=num_rows, noise=0.6)
-        assert ranked.step(given) == pytest.approx(alone.step(given), rel=1e-5, abs=1e-6)
-    assert apart(moves(ranked, weights), moves(alone, weights)) < 1e-4
-    resumed = started({})
-    resumed.load(*through_files(*ranked.save()))
-    assert weights_digest(resumed.weights()) == weights_digest(ranked.weights())
 
 
 @pytest.mark.parametrize("publish", ["merged", "adapter"])
@@ -271,11 +269,42 @@ def test_an_adapter_on_two_ranks_is_that_of_one_process(publish: str) -> None:
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
 )
-def test_compiled_layers_on_two_ranks_train_as_uncompiled_ones_in_one_process() -> None:
+def test_compiled_layers_on_two_ranks_train_as_uncompiled_ones_in_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each rank has one block of three rows, so that it compiles one form of a layer."""
+    monkeypatch.setenv(*SCALAR_CODE)
     form = {"loss": PPO, "minibatches": 1, "micro_batch_tokens": 4096}
     alone, ranked = started(form), started({**form, "ranks": 2, "compile": True})
     before = alone.weights()
     given = sampled_batch(reference_model(base_weights()), num_rows=6, noise=0.6)
     assert ranked.step(given) == pytest.approx(alone.step(given), rel=1e-5, abs=1e-6)
     assert apart(moves(ranked, before), moves(alone, before)) < 1e-4
+
+
+class TestFsdpOnTwoNodes(RankedContract):
+    """Nodes of one rank have the processes of `TestFsdpOnTwoRanks`. Only how they meet and how
+    calls reach them differs, so that what each loss and setting computes is not tested again.
+    """
+
+    engine_name = "torch"
+    settings = {"nodes": 2}
+
+
+@in_turn(TWO_NODES)
+class TestTwoNodes(AsOneProcess):
+    pass
+
+
+def test_two_nodes_of_two_ranks_train_as_one_process_and_leave_a_checkpoint_for_it() -> None:
+    """The second rank of each node has no store: its node reads and writes for it."""
+    weights = base_weights()
+    model = reference_model(weights)
+    alone, ranked = started({}), started({"nodes": 2, "ranks": 2})
+    for step, num_rows in enumerate((7, 2), 1):
+        given = sampled_batch(model, step, num_rows=num_rows, noise=0.6)
+        assert ranked.step(given) == pytest.approx(alone.step(given), rel=1e-5, abs=1e-6)
+    assert apart(moves(ranked, weights), moves(alone, weights)) < 1e-4
+    resumed = started({})
+    resumed.load(*through_files(*ranked.save()))
+    assert weights_digest(resumed.weights()) == weights_digest(ranked.weights())

@@ -98,7 +98,11 @@ def apart(item: torch.Tensor, other: torch.Tensor) -> float:
     return float((item.double() - other).abs().max() / other.abs().max())
 
 
-class TrainEngineContract:
+class EngineCallsContract:
+    """What each call of an engine does and refuses, whatever the loss: also what can differ where
+    only the way of a call, or of the weights, is another one.
+    """
+
     engine_name = ""
 
     def built(self, config: TrainConfig) -> TrainEngine:
@@ -117,13 +121,6 @@ class TrainEngineContract:
         assert weights_digest(published) == weights_digest(weights)
         assert "lm_head.weight" not in published
         assert published["model.norm.weight"].dtype == "BF16"
-
-    def test_a_tied_head_is_accepted_as_a_separate_tensor(self) -> None:
-        weights = base_weights()
-        both = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
-        assert weights_digest(self.started(TrainConfig(), both).weights()) == weights_digest(
-            weights
-        )
 
     def test_weights_that_do_not_fit_are_refused_by_name(self) -> None:
         weights = base_weights()
@@ -158,6 +155,139 @@ class TrainEngineContract:
         assert not torch.equal(master, master.bfloat16().float())
         assert torch.equal(to_torch(published), master.bfloat16())
 
+    def test_gradient_clipping_warm_up_and_decay_agree_with_adam(self) -> None:
+        weights = base_weights()
+        model = reference_model(weights)
+        engine, plain = self.started(ADAM), PlainTrainer(ADAM, weights, SEED)
+        for step in (1, 2, 3, 4, 5):
+            given = sampled_batch(model, step, num_rows=5, noise=0.3)
+            metrics, expected = engine.step(given), plain.step(given)
+            assert metrics == pytest.approx(expected, rel=1e-4, abs=5e-6)
+            assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-4
+            assert metrics["trainer/grad_norm"] > 2 * (ADAM.grad_clip or 0)
+
+    def test_a_learning_rate_of_0_changes_no_weights_and_gives_metrics(self) -> None:
+        weights = base_weights()
+        weights["model.norm.weight"].bits[:4] = [0x8000, 0, 0x8000, 0]  # −0 and 0
+        config = ADAM.model_copy(update={"lr": 0.0, "publish_dtype": "BF16"})
+        engine, plain = self.started(config, weights), PlainTrainer(config, weights, SEED)
+        model = reference_model(weights)
+        for step in (1, 2):
+            given = sampled_batch(model, step, num_rows=5, noise=0.3)
+            metrics, expected = engine.step(given), plain.step(given)
+            assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
+            assert metrics["trainer/lr"] == 0.0
+            assert weights_digest(engine.weights()) == weights_digest(weights)
+        resumed = self.started(config)
+        resumed.load(*through_files(*engine.save()))
+        assert weights_digest(resumed.weights()) == weights_digest(weights)
+
+    def test_a_loaded_engine_continues_bit_for_bit(self) -> None:
+        config = TrainConfig(lr=1e-3, warmup_steps=3, minibatches=2)
+        model = reference_model(base_weights())
+        straight = self.started(config)
+        batches = [sampled_batch(model, step, noise=0.1) for step in range(1, 5)]
+        for given in batches[:2]:
+            straight.step(given)
+        saved = through_files(*straight.save())
+        resumed = self.started(config, base_weights(seed=9))
+        resumed.load(*saved)
+        for given in batches[2:]:
+            assert straight.step(given) == resumed.step(given)
+        assert weights_digest(straight.weights()) == weights_digest(resumed.weights())
+        for (name, item), other in zip(
+            straight.save()[0].items(), resumed.save()[0].values(), strict=True
+        ):
+            assert item.bits.tobytes() == other.bits.tobytes(), name
+
+    def test_a_saved_state_is_not_changed_by_the_next_step(self) -> None:
+        engine = self.started(ORDINARY)
+        given = sampled_batch(reference_model(base_weights()))
+        engine.step(given)
+        tensors, state = engine.save()
+        before = weights_digest(tensors), json.dumps(state)
+        engine.step(replace(given, step=2))
+        assert (weights_digest(tensors), json.dumps(state)) == before
+
+    def test_setting_weights_resets_the_optimizer(self) -> None:
+        given = sampled_batch(reference_model(base_weights()))
+        fresh, used = self.started(ORDINARY), self.started(ORDINARY)
+        used.step(given)
+        used.set_weights(base_weights())
+        fresh.step(given)
+        used.step(given)
+        assert weights_digest(fresh.weights()) == weights_digest(used.weights())
+
+    def test_setting_weights_seeds_the_random_generators(self) -> None:
+        first = self.started(ORDINARY).save()
+        torch.rand(3)
+        np.random.random()
+        random.random()
+        second = self.started(ORDINARY).save()
+        assert weights_digest(first[0]) == weights_digest(second[0])
+        assert json.dumps(first[1]) == json.dumps(second[1])
+
+    def test_loading_restores_the_random_generators(self) -> None:
+        engine = self.started(ORDINARY)
+        tensors, state = through_files(*engine.save())
+        torch.rand(3)
+        np.random.random()
+        random.random()
+        engine.load(tensors, state)
+        again = engine.save()
+        assert weights_digest(again[0]) == weights_digest(tensors)
+        assert json.loads(json.dumps(again[1])) == state
+
+    def test_a_state_of_another_model_or_format_is_refused(self) -> None:
+        engine = self.started(ORDINARY)
+        engine.step(sampled_batch(reference_model(base_weights())))
+        tensors, state = engine.save()
+        with pytest.raises(CorruptError):
+            engine.load({name: each for name, each in tensors.items() if "norm" not in name}, state)
+        with pytest.raises(CorruptError):
+            engine.load(tensors, state | {"format": 999})
+
+    def test_an_invalid_row_is_named_and_changes_nothing(self) -> None:
+        engine = self.started(ORDINARY)
+        before = weights_digest(engine.weights())
+        strange = replace(row(prompt=(1, 2), answer=(3, VOCAB)), min_version=0)
+        with pytest.raises(
+            CorruptError, match=r"row 1 of batches/solver/00000002\.arrow.*vocabulary of 24"
+        ):
+            engine.step(batch(row(prompt=(1,), answer=(2,)), strange, step=2))
+        assert weights_digest(engine.weights()) == before
+
+    def test_a_gradient_that_is_not_finite_is_skipped_and_counted(self) -> None:
+        engine = self.started(ORDINARY)
+        before = weights_digest(engine.weights())
+        hopeless = row(prompt=(1, 2), answer=(3, 4), logprob=-1e30, advantage=-1.0)
+        other = row(
+            prompt=(1,), answer=(2,), advantage=1.0
+        )  # advantages are normalised over the batch; equal ones would become 0
+        metrics = engine.step(batch(hopeless, other, step=1))
+        assert metrics["trainer/skipped"] == 1.0
+        assert all(np.isfinite(value) for value in metrics.values())
+        assert weights_digest(engine.weights()) == before
+
+    def test_rows_without_loss_tokens_have_no_gradient(self) -> None:
+        engine = self.started(ORDINARY)
+        before = weights_digest(engine.weights())
+        silent = row(prompt=(1, 2, 3, 4), answer=())
+        metrics = engine.step(batch(silent))
+        assert metrics["trainer/tokens"] == 0.0
+        assert weights_digest(engine.weights()) == before
+
+
+class TrainEngineContract(EngineCallsContract):
+    """The whole contract: with what each loss and each setting computes."""
+
+    def test_a_tied_head_is_accepted_as_a_separate_tensor(self) -> None:
+        weights = base_weights()
+        both = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
+        assert weights_digest(self.started(TrainConfig(), both).weights()) == weights_digest(
+            weights
+        )
+
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
     def test_a_batch_sampled_by_the_same_weights_has_ratio_one(self, temperature: float) -> None:
         given = sampled_batch(reference_model(base_weights()), temperature=temperature)
@@ -184,17 +314,6 @@ class TrainEngineContract:
         metrics, expected = engine.step(given), plain.step(given)
         assert metrics == pytest.approx(expected, rel=2e-5, abs=1e-6)
         assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-4
-
-    def test_gradient_clipping_warm_up_and_decay_agree_with_adam(self) -> None:
-        weights = base_weights()
-        model = reference_model(weights)
-        engine, plain = self.started(ADAM), PlainTrainer(ADAM, weights, SEED)
-        for step in (1, 2, 3, 4, 5):
-            given = sampled_batch(model, step, num_rows=5, noise=0.3)
-            metrics, expected = engine.step(given), plain.step(given)
-            assert metrics == pytest.approx(expected, rel=1e-4, abs=5e-6)
-            assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-4
-            assert metrics["trainer/grad_norm"] > 2 * (ADAM.grad_clip or 0)
 
     def test_a_gradient_below_the_limit_is_not_scaled(self) -> None:
         weights = base_weights()
@@ -226,22 +345,6 @@ class TrainEngineContract:
         assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-3
         limited.step(replace(given, rows=rows))
         assert apart(moves(limited, weights), plain_moves(plain, weights)) > 0.5
-
-    def test_a_learning_rate_of_0_changes_no_weights_and_gives_metrics(self) -> None:
-        weights = base_weights()
-        weights["model.norm.weight"].bits[:4] = [0x8000, 0, 0x8000, 0]  # −0 and 0
-        config = ADAM.model_copy(update={"lr": 0.0, "publish_dtype": "BF16"})
-        engine, plain = self.started(config, weights), PlainTrainer(config, weights, SEED)
-        model = reference_model(weights)
-        for step in (1, 2):
-            given = sampled_batch(model, step, num_rows=5, noise=0.3)
-            metrics, expected = engine.step(given), plain.step(given)
-            assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
-            assert metrics["trainer/lr"] == 0.0
-            assert weights_digest(engine.weights()) == weights_digest(weights)
-        resumed = self.started(config)
-        resumed.load(*through_files(*engine.save()))
-        assert weights_digest(resumed.weights()) == weights_digest(weights)
 
     @pytest.mark.parametrize("form", ["adaptive_clip", "token_mask", "water_filled"])
     def test_a_dual_clip_limits_the_effect_of_one_token_on_a_step(self, form: str) -> None:
@@ -427,93 +530,6 @@ class TrainEngineContract:
             left = 1 - 0.01 * 0.5 if before.dim() >= 2 else 1.0
             assert torch.allclose(to_torch(tensor), before * left, rtol=1e-6, atol=0), name
 
-    def test_a_loaded_engine_continues_bit_for_bit(self) -> None:
-        config = TrainConfig(lr=1e-3, warmup_steps=3, minibatches=2)
-        model = reference_model(base_weights())
-        straight = self.started(config)
-        batches = [sampled_batch(model, step, noise=0.1) for step in range(1, 5)]
-        for given in batches[:2]:
-            straight.step(given)
-        saved = through_files(*straight.save())
-        resumed = self.started(config, base_weights(seed=9))
-        resumed.load(*saved)
-        for given in batches[2:]:
-            assert straight.step(given) == resumed.step(given)
-        assert weights_digest(straight.weights()) == weights_digest(resumed.weights())
-        for (name, item), other in zip(
-            straight.save()[0].items(), resumed.save()[0].values(), strict=True
-        ):
-            assert item.bits.tobytes() == other.bits.tobytes(), name
-
-    def test_a_saved_state_is_not_changed_by_the_next_step(self) -> None:
-        engine = self.started(ORDINARY)
-        given = sampled_batch(reference_model(base_weights()))
-        engine.step(given)
-        tensors, state = engine.save()
-        before = weights_digest(tensors), json.dumps(state)
-        engine.step(replace(given, step=2))
-        assert (weights_digest(tensors), json.dumps(state)) == before
-
-    def test_setting_weights_resets_the_optimizer(self) -> None:
-        given = sampled_batch(reference_model(base_weights()))
-        fresh, used = self.started(ORDINARY), self.started(ORDINARY)
-        used.step(given)
-        used.set_weights(base_weights())
-        fresh.step(given)
-        used.step(given)
-        assert weights_digest(fresh.weights()) == weights_digest(used.weights())
-
-    def test_setting_weights_seeds_the_random_generators(self) -> None:
-        first = self.started(ORDINARY).save()
-        torch.rand(3)
-        np.random.random()
-        random.random()
-        second = self.started(ORDINARY).save()
-        assert weights_digest(first[0]) == weights_digest(second[0])
-        assert json.dumps(first[1]) == json.dumps(second[1])
-
-    def test_loading_restores_the_random_generators(self) -> None:
-        engine = self.started(ORDINARY)
-        tensors, state = through_files(*engine.save())
-        torch.rand(3)
-        np.random.random()
-        random.random()
-        engine.load(tensors, state)
-        again = engine.save()
-        assert weights_digest(again[0]) == weights_digest(tensors)
-        assert json.loads(json.dumps(again[1])) == state
-
-    def test_a_state_of_another_model_or_format_is_refused(self) -> None:
-        engine = self.started(ORDINARY)
-        engine.step(sampled_batch(reference_model(base_weights())))
-        tensors, state = engine.save()
-        with pytest.raises(CorruptError):
-            engine.load({name: each for name, each in tensors.items() if "norm" not in name}, state)
-        with pytest.raises(CorruptError):
-            engine.load(tensors, state | {"format": 999})
-
-    def test_an_invalid_row_is_named_and_changes_nothing(self) -> None:
-        engine = self.started(ORDINARY)
-        before = weights_digest(engine.weights())
-        strange = replace(row(prompt=(1, 2), answer=(3, VOCAB)), min_version=0)
-        with pytest.raises(
-            CorruptError, match=r"row 1 of batches/solver/00000002\.arrow.*vocabulary of 24"
-        ):
-            engine.step(batch(row(prompt=(1,), answer=(2,)), strange, step=2))
-        assert weights_digest(engine.weights()) == before
-
-    def test_a_gradient_that_is_not_finite_is_skipped_and_counted(self) -> None:
-        engine = self.started(ORDINARY)
-        before = weights_digest(engine.weights())
-        hopeless = row(prompt=(1, 2), answer=(3, 4), logprob=-1e30, advantage=-1.0)
-        other = row(
-            prompt=(1,), answer=(2,), advantage=1.0
-        )  # advantages are normalised over the batch; equal ones would become 0
-        metrics = engine.step(batch(hopeless, other, step=1))
-        assert metrics["trainer/skipped"] == 1.0
-        assert all(np.isfinite(value) for value in metrics.values())
-        assert weights_digest(engine.weights()) == before
-
     def test_the_least_log_probability_that_is_trained_on_does_not_skip_the_step(self) -> None:
         engine = self.started(ORDINARY)
         before = weights_digest(engine.weights())
@@ -523,14 +539,6 @@ class TrainEngineContract:
         assert metrics["trainer/skipped"] == 0.0
         assert 1e12 < metrics["trainer/grad_norm"] < 1e17
         assert weights_digest(engine.weights()) != before
-
-    def test_rows_without_loss_tokens_have_no_gradient(self) -> None:
-        engine = self.started(ORDINARY)
-        before = weights_digest(engine.weights())
-        silent = row(prompt=(1, 2, 3, 4), answer=())
-        metrics = engine.step(batch(silent))
-        assert metrics["trainer/tokens"] == 0.0
-        assert weights_digest(engine.weights()) == before
 
 
 NORM = "optimizer/model.norm.weight/exp_avg"

@@ -109,8 +109,8 @@ def test_a_rebuild_that_fails_halfway_is_repeated(memory_store: ObjectStore) -> 
 def test_an_order_used_but_not_recorded_as_seen_is_recorded_after_a_restart(
     memory_store: ObjectStore,
 ) -> None:
-    num_unseen = 0
-    for dies_at in range(5, 40):
+    num_runs_with_unseen = 0
+    for dies_at in range(5, KILLS_MAX):
         simulation = world(memory_store.sub(f"{dies_at}"), max_staleness=2, policies=LONG)
         with pytest.raises(Killed):
             simulation.finish(
@@ -127,7 +127,7 @@ def test_an_order_used_but_not_recorded_as_seen_is_recorded_after_a_restart(
             for batch in simulation.batches(policy)
             for number in batch.shards
         }
-        num_unseen += len(used - seen(simulation))
+        num_runs_with_unseen += bool(used - seen(simulation))
         dataflow = simulation.dataflow()
         for _ in range(6):
             dataflow.round()
@@ -135,7 +135,9 @@ def test_an_order_used_but_not_recorded_as_seen_is_recorded_after_a_restart(
             simulation.train("solver")
             simulation.train("verifier")
         assert used <= seen(simulation)
-    assert num_unseen > 0
+        if num_runs_with_unseen == 3:
+            return
+    raise AssertionError("no write leaves used orders unrecorded; another crash has to")
 
 
 def seen(simulation: World) -> set[int]:

@@ -3,11 +3,10 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,10 @@ from storage.records.control import Stop
 from storage.run import runs
 from storage.store.object_store import open_store
 from storage.weights import manifests
+from tests.faults import trainer_nodes_process
 from tests.faults.trainer_process import POLICY, STEPS, outcome, prepare
-from tests.support.checkout import ROOT
 from tests.support.patience import PATIENCE_S
+from trainer.engines.ranks import leader
 
 pytestmark = pytest.mark.slow
 
@@ -30,21 +30,13 @@ class Services:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.run = open_store(str(folder))
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, ForkServerProcess] = {}
         self.starts = {"trainer": 0, "node": 0}
-        self.others: list[subprocess.Popen[bytes]] = []
+        self.others: list[ForkServerProcess] = []
 
-    def start(self, service: str, *arguments: str) -> None:
+    def start(self, service: str, patience_s: float = leader.PATIENCE_S) -> None:
         self.starts[service] += 1
-        self.running[service] = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.faults.trainer_nodes_process"),
-                *(str(self.folder), service, *arguments),
-            ],
-            cwd=ROOT,
-            env=os.environ
-            | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
-        )
+        self.running[service] = trainer_nodes_process.start(self.folder, service, patience_s)
 
     def replace(self, service: str) -> None:
         """Start another process of a service that goes on."""
@@ -57,7 +49,7 @@ class Services:
     def watch(self) -> None:
         """Start again what has failed."""
         for service, process in list(self.running.items()):
-            if process.poll() not in (None, 0):
+            if process.exitcode not in (None, 0):
                 self.start(service)
         time.sleep(0.02)
 
@@ -70,7 +62,7 @@ class Services:
     def finish(self) -> None:
         """Wait until both have ended by themselves, their work done."""
         end_s = time.monotonic() + PATIENCE_S
-        while any(process.poll() != 0 for process in self.running.values()):
+        while any(process.exitcode != 0 for process in self.running.values()):
             assert time.monotonic() < end_s, "the services do not end"
             self.watch()
 
@@ -84,7 +76,7 @@ def services(folder: Path, prepared: Path) -> Iterator[Services]:
     finally:
         for process in (*both.running.values(), *both.others):
             process.kill()
-            process.wait()
+            process.join()
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +118,12 @@ def test_a_node_that_does_not_answer_is_replaced_by_another_process_of_it(
 ) -> None:
     """As on a machine that is cut off: its connections are never closed."""
     with services(tmp_path / "run", prepared) as both:
-        both.start("trainer", "1.0")
+        both.start("trainer", 1.0)
         both.start("node")
         both.wait_for_version(2)
-        both.running["node"].send_signal(signal.SIGSTOP)
+        node = both.running["node"].pid
+        assert node is not None
+        os.kill(node, signal.SIGSTOP)
         both.replace("node")
         both.finish()
         assert both.starts["trainer"] >= 2

@@ -1,26 +1,48 @@
 """A trainer on two nodes, or its other node, as the process of a service that nobody supervises.
 
-python -m tests.faults.trainer_nodes_process FOLDER trainer | node  [PATIENCE_S]
+The processes are forks of one server that has imported torch and transformers (`FORKS`), so that a
+start does not take the seconds of these imports.
 """
 
+import atexit
 import logging
-import sys
+import multiprocessing
+import os
 import threading
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from storage.coordination.lifetime import Lifetime
 from storage.store.object_store import open_store
 from tests.faults.trainer_process import CONFIG, POLICY, STEPS
+from tests.support.models.trainer_cases import base_weights
 from tests.support.runs.lifetimes import heartbeat_writer_of
 from trainer.engines.ranks import leader
 from trainer.service.node import early_end_reason, train_node
 from trainer.service.trainer import train
 
 TWO_NODES = CONFIG.model_copy(update={"nodes": 2})
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([__name__])
+base_weights()  # imports the model's own module too
 
 
-def main(folder: Path, service: str, patience_s: float = leader.PATIENCE_S) -> None:
+def start(folder: Path, service: str, patience_s: float) -> ForkServerProcess:
+    process = FORKS.Process(target=_main, args=(folder, service, patience_s))
+    process.start()
+    return process
+
+
+def _main(folder: Path, service: str, patience_s: float) -> None:
+    try:
+        _serve(folder, service, patience_s)
+    finally:
+        atexit._run_exitfuncs()  # as at the end of every process but a fork
+
+
+def _serve(folder: Path, service: str, patience_s: float) -> None:
     logging.basicConfig(level=logging.INFO, format=f"{service}: %(message)s")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     leader.PATIENCE_S = patience_s
     run = open_store(str(folder))
     if service == "trainer":
@@ -34,7 +56,3 @@ def main(folder: Path, service: str, patience_s: float = leader.PATIENCE_S) -> N
         why_over=lambda of: early_end_reason(of, POLICY, STEPS),
     )
     train_node(lifetime, POLICY, TWO_NODES, 1)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:]))

@@ -2,21 +2,24 @@
 possible computation.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from storage.records.batches import Batch, BatchRow, SequenceKey
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from tests.support.runs.builders import batch, row
 from trainer.config import TrainConfig
+from trainer.engines.torch.hf_model import auto_classes
 from trainer.engines.torch.host_tensors import to_host, to_torch
 from trainer.losses import PpoClip
 
+AutoConfig, AutoModelForCausalLM = auto_classes()
 VOCAB = 24
 MODEL_CONFIG: Json = {
     "model_type": "qwen3",
@@ -39,14 +42,24 @@ LINEAR = TrainConfig(
 """Adam that is plain gradient descent to a relative 1e-4 (10⁴·g / (|g| + 10⁴)): weights show
 gradients.
 """
+SCALAR_CODE = ("ATEN_CPU_CAPABILITY", "default")
+"""Environment variable with which torch compiles code without vector instructions, in less time."""
 
 
 def base_weights(seed: int = 0, config: Json = MODEL_CONFIG) -> dict[str, HostTensor]:
     """Random published weights (BF16) with the tied head once, large enough for predictions that
     are far from uniform.
     """
+    drawn = _drawn(seed, json.dumps(config))
+    return {name: replace(each, bits=each.bits.copy()) for name, each in drawn.items()}
+
+
+@cache
+def _drawn(seed: int, config: str) -> dict[str, HostTensor]:
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**json.loads(config)), dtype=torch.float32
+    )
     weights = {}
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

@@ -252,6 +252,15 @@ def test_all():
 """
 
 
+MAIN = """
+import sys
+from tests.mutants import __main__, trials
+
+trials.PRELOADED = ()  # the small project imports none of them
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
 def test_the_report_of_a_small_project_has_killed_surviving_and_uncovered_mutants(
     tmp_path: Path,
 ) -> None:
@@ -266,8 +275,8 @@ def test_the_report_of_a_small_project_has_killed_surviving_and_uncovered_mutant
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.py")}
     command = [
         sys.executable,
-        "-m",
-        "tests.mutants",
+        "-c",
+        MAIN,
         "--sample",
         "0",
         "--jobs",
@@ -276,7 +285,11 @@ def test_the_report_of_a_small_project_has_killed_surviving_and_uncovered_mutant
         "found.json",
         "storage",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     ended = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

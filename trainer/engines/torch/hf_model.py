@@ -274,16 +274,29 @@ def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
+def auto_classes() -> tuple[Any, Any]:
+    """Return AutoConfig and AutoModelForCausalLM of transformers, which take seconds to import.
+
+    transformers imports scikit-learn where that is installed, and SciPy and pandas with it, for one
+    way of generating text: a fifth of the time, and nothing that training uses.
+    """
+    from transformers import utils
+
+    available = utils.is_sklearn_available
+    utils.is_sklearn_available = lambda: False
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    finally:
+        utils.is_sklearn_available = available
+    return AutoConfig, AutoModelForCausalLM
+
+
 def _build(model_config: Json) -> Any:
     """Build a float32 model without dropout, with random weights, on the current default device.
 
     Raises ConfigError for a `config.json` that transformers makes no model of.
     """
-    from transformers import (  # seconds to import: only when a model is really built
-        AutoConfig,
-        AutoModelForCausalLM,
-    )
-
+    AutoConfig, AutoModelForCausalLM = auto_classes()
     try:
         config = AutoConfig.for_model(**without_code(model_config))
         _switch_off_dropout(config)

@@ -317,10 +317,12 @@ def test_the_time_of_each_pattern_is_linear_in_the_length_of_the_text(
     assert len(results) > 40
     count = 10_000 // len(part)
     for pattern in results:
-        short_s, long_s = (
-            min(_scan_s(pattern, part * n) for _ in range(3)) for n in (count, 4 * count)
-        )
-        assert long_s < 10 * max(short_s, 0.001), pattern.pattern
+        assert any(_takes_linear_time(pattern, part, count) for _ in range(3)), pattern.pattern
+
+
+def _takes_linear_time(pattern: re.Pattern[str], part: str, count: int) -> bool:
+    short_s, long_s = (_scan_s(pattern, part * n) for n in (count, 4 * count))
+    return long_s < 10 * max(short_s, 0.001)
 
 
 def _scan_s(pattern: re.Pattern[str], text: str) -> float:
