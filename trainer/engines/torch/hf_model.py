@@ -280,9 +280,10 @@ def auto_classes() -> tuple[Any, Any]:
     transformers imports scikit-learn where that is installed, and SciPy and pandas with it, for one
     way of generating text: a fifth of the time, and nothing that training uses.
     """
-    from transformers import utils
+    import transformers.utils
 
-    available = utils.is_sklearn_available
+    utils: Any = transformers.utils
+    available = getattr(utils, "is_sklearn_available", None)  # private in this form
     utils.is_sklearn_available = lambda: False
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -305,7 +306,7 @@ def _build(model_config: Json) -> Any:
         # nor offered to be.
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
-        )  # type: ignore[no-untyped-call]  # theirs
+        )
     except (AstraFlowError, MemoryError, OSError):
         raise
     except Exception as error:  # transformers raises anything for a wrong value

@@ -50,8 +50,6 @@ WITH_REFERENCE = {
     "loss": M2po(m2_form="water_filled", m2_threshold=0.04),
     "micro_batch_tokens": 25,
 }
-
-
 ADAPTED = {"adapter": Lora(rank=4), "activation_checkpointing": True}
 THREE_LAYERS = MODEL_CONFIG | {"num_hidden_layers": 3}
 
