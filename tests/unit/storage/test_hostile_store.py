@@ -140,7 +140,7 @@ def test_verify_reports_an_object_with_an_invalid_name_and_checks_all_others(
         (item.invariant, item.where): item.what for item in verify(run, run_terms(run)).violations
     }
     assert "EVIL' is not the name of a data file" in documented[3, where]
-    assert documented[1, batch] == f"{batch} holds batch 1 of verifier"
+    assert documented[1, batch] == f"{batch} holds batch 1 of 'verifier'"
 
 
 def test_verify_reports_only_the_checkpoint_with_an_invalid_name_or_step(

@@ -211,7 +211,7 @@ def test_a_batch_or_a_version_at_the_key_of_another_is_reported(run: ObjectStore
     rewrite(run, key, run.get(layout.manifest(layout.weights("solver", 1))))
     violations = all_violations(run)
     batch = layout.batch("solver", 2)
-    assert (1, batch, f"{batch} holds batch 2 of verifier") in violations
+    assert (1, batch, f"{batch} holds batch 2 of 'verifier'") in violations
     assert (3, key, f"{key} is the manifest of solver version 1") in violations
 
 
