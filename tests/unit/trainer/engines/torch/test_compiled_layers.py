@@ -73,12 +73,12 @@ def started(settings: Mapping[str, object]) -> TorchTrainEngine:
 
 
 @pytest.mark.parametrize(
-    ("settings", "backend"),
-    [(WITH_REFERENCE, "inductor"), (ADAPTED, "aot_eager")],
+    ("settings", "backend", "forms"),
+    [(WITH_REFERENCE, "inductor", 6), (ADAPTED, "aot_eager", 3)],
     ids=["packed", "padded lora"],
 )
 def test_compiled_layers_train_as_uncompiled_ones_and_share_their_code(
-    settings: Mapping[str, object], backend: str, monkeypatch: pytest.MonkeyPatch
+    settings: Mapping[str, object], backend: str, forms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One row and several are different forms of a layer. With aot_eager, torch compiles all but
     the C++ code, which takes most of the time.
@@ -91,8 +91,8 @@ def test_compiled_layers_train_as_uncompiled_ones_and_share_their_code(
         given = sampled_batch(model, step, num_rows=num_rows, noise=0.3)
         assert compiled.step(given) == pytest.approx(plain.step(given), rel=1e-5, abs=1e-5)
     # With gradients, without, and of the reference or after an adapter, each of one row and of
-    # several; forms of each layer of its own would be three times as many.
-    assert 2 <= counters["stats"]["unique_graphs"] < 12
+    # several; if each of the three layers had forms of its own, there would be three times as many.
+    assert 2 <= counters["stats"]["unique_graphs"] < 2 * forms
     assert compiled.weights().keys() == plain.weights().keys()
     assert apart(moves(compiled, before), moves(plain, before)) < 1e-4
     again = started({**settings, "compile": True})
