@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from storage.errors import ConfigError, CorruptError
+from storage.formats import token_texts
 from storage.formats.json_objects import dump, parse
 from storage.formats.model_config import SPECIAL_TOKENS, TOKENIZER_CONFIG, without_paths
 from storage.machine.temporary_folders import temporary_folder
@@ -158,12 +159,15 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
             tokenizer = _tokenizer_class(files).from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
-        except Exception as error:  # tokenizers raises Exception; transformers anything, by file
+            token_texts.check(tokenizer.backend_tokenizer)
+        except BaseException as error:  # tokenizers raises Exception; transformers anything
+            if not isinstance(error, Exception) and not token_texts.is_panic(error):
+                raise
             raise _no_tokenizer(files, error) from error
     return Chat(tokenizer, _named_stop_ids(files, tokenizer))
 
 
-def _no_tokenizer(files: Mapping[str, bytes], error: Exception) -> ConfigError:
+def _no_tokenizer(files: Mapping[str, bytes], error: BaseException) -> ConfigError:
     return ConfigError(
         f"the base model's files ({', '.join(sorted(files)) or 'none'}) make no tokenizer: "
         f"{error}; the model's folder needs tokenizer.json, tokenizer_config.json and a "

@@ -38,7 +38,10 @@ object.
 MESSAGE_CHARACTERS_MAX = 500
 _DIGITS = re.compile("[0-9a-f]{32}")
 _LONG_NUMBER = re.compile(rb"\d{19}")
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A string, also one that does not end: otherwise each quote in it would be tried as the start of
+another one, up to the end of the object.
+"""
 _ZEROS = b"0" * 32
 _EMPTY_CHECKSUM = b'"checksum":"' + _ZEROS
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from storage.errors import UNREADABLE, NotFoundError
+from storage.formats import token_texts
 from storage.records.batches import Batch, SequenceKey
 from storage.records.rollouts import NOT_SAMPLED, Episode, Sequence
 from storage.records.types import Float32
@@ -180,7 +181,7 @@ def _text(tokenizer: Any, tokens: list[int]) -> str:
     try:
         return str(tokenizer.decode(tokens, skip_special_tokens=False))
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of a stored decoder; no Exception
+        if not token_texts.is_panic(error):  # of a stored decoder
             raise
         return "".join(map(_number, tokens))
 
@@ -199,8 +200,12 @@ def _tokenizer(run: ObjectStore, policy: str) -> Any:
         from tokenizers import Tokenizer
 
         try:
-            return Tokenizer.from_str(files["tokenizer.json"].decode())
-        except Exception as error:  # the class that tokenizers raises
+            tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+            token_texts.check(tokenizer)
+            return tokenizer
+        except BaseException as error:
+            if not isinstance(error, Exception) and not token_texts.is_panic(error):
+                raise
             log.warning(
                 "tokens are shown as numbers: the tokenizer.json of %s cannot be read: %s",
                 policy,

@@ -158,12 +158,20 @@ def promotions(
     Example:  astraflow promotions tiny
     """
     from deployments.cli.output import tables
+    from storage.errors import ConfigError
     from storage.promotion import promotions as stored_promotions
     from tasks.promotion import decision_log, promotion
 
     opened = store()
     names = [name] if name is not None else stored_promotions.names(opened)
-    logs = [stored_promotions.read_log(opened, each) for each in names]
+    logs, faults = [], {}
+    for each in names:
+        try:
+            logs.append(stored_promotions.read_log(opened, each))
+        except ConfigError as error:  # a folder that cannot be listed; the others are shown
+            if name is not None:
+                raise
+            faults[each] = str(error)
     listed = [(decision_log.fold(log), log) for log in logs if log.readable or log.unreadable]
     if as_json:
         show(tables.promotions_json(listed), as_json)
@@ -179,6 +187,8 @@ def promotions(
                 f"the champion of {log.name} is not known; put the object back, or name the "
                 f"champion: `astraflow rollback {log.name} --to NUMBER`"
             )
+    for damaged, fault in faults.items():
+        warn(f"{damaged} is skipped, because it cannot be read: {fault}")
     if repair:
         _adopt_stack()
         for _, log in listed:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,25 @@ def test_a_tokenizer_that_panics_does_not_prevent_the_report() -> None:
     small_run.version("solver", 0, {"tokenizer.json": tokenizer})
     assert decoder(small_run.run, "solver")(7) == "⟨7⟩"
     assert text_decoder(small_run.run, "solver")([7, 7]) == "⟨7⟩⟨7⟩"
+
+
+DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+HOSTILE_TOKENIZERS = {
+    "text without end": {"decoder": {"type": "Sequence", "decoders": [DOUBLING] * 40}},
+    "a panic": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+}
+
+
+@pytest.mark.parametrize("hostile", HOSTILE_TOKENIZERS.values(), ids=HOSTILE_TOKENIZERS.keys())
+def test_a_hostile_tokenizer_is_not_used(hostile: dict[str, Any]) -> None:
+    model = {"type": "WordLevel", "vocab": {"a": 7}, "unk_token": "a"}
+    fields = {"version": "1.0", "added_tokens": [], "model": model, **hostile}
+    files = {**base_files(), "tokenizer.json": json.dumps(fields).encode()}
+    small_run = SmallRun(f"hostile-tokenizer-{'-'.join(hostile)}")
+    small_run.version("solver", 0, files)
+    assert decoder(small_run.run, "solver")(7) == "⟨7⟩"
+    with pytest.raises(ConfigError, match="make no tokenizer"):
+        load_chat(files)
 
 
 def test_an_export_never_writes_through_a_symbolic_link(tmp_path: Path) -> None:

@@ -203,6 +203,15 @@ def test_more_values_than_readers_accept_are_not_written() -> None:
         dump([*accepted, 0])
 
 
+@pytest.mark.parametrize("ending", [b"", b"\\", b"\\\n"])
+def test_a_string_that_does_not_end_is_searched_once(
+    ending: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_objects, "VALUES_MAX", 100)
+    with pytest.raises(CorruptError, match=r"^x is not JSON"):
+        decode(Stop, b'{"reason":"' + b'\\",' * 200 + ending, "x")
+
+
 def test_long_digit_strings_in_text_are_accepted() -> None:
     assert unseal(Stop, seal(Stop("failed", "9" * 5000, 1.5)), "x").reason == "9" * 5000
 

@@ -16,6 +16,7 @@ from tests.support.runs.contestants import (
     evaluate_as_best,
 )
 from tests.support.runs.promotable import create_run, evaluate
+from tests.support.stores.ordinary_user import as_ordinary_user
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +110,21 @@ def test_an_unreadable_decision_is_a_warning_and_the_others_are_listed(tmp_path:
     assert "the champion of tiny is not known" in result.stderr
     call("rollback", "tiny", "--to", "1")
     assert "champion of tiny is not known" not in call("promotions").stderr
+
+
+def test_a_log_of_another_user_hides_no_other_log(tmp_path: Path) -> None:
+    call("promote", "tiny-1", "--name", "mine")
+    call("promote", "tiny-1", "--name", "theirs")
+    call("promotions")  # an ordinary user may not import what is imported here
+
+    def work() -> None:
+        (tmp_path / "store" / "promotions" / "theirs").chmod(0)
+        result = call("promotions")
+        assert "solver@1 of tiny-1" in result.stdout
+        assert "theirs is skipped, because it cannot be read: access to " in result.stderr
+        assert "is denied" in call("promotions", "theirs", code=2).stderr
+
+    as_ordinary_user(tmp_path, work)
 
 
 def test_repair_brings_tags_back_and_names_what_it_cannot_do(run: ObjectStore) -> None:

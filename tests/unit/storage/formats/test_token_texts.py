@@ -1,0 +1,79 @@
+import json
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from storage.errors import CorruptError
+from storage.formats import token_texts
+
+LLAMA = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+    ],
+}
+BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": True,
+    "use_regex": True,
+}
+
+
+def chain(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "decoders": list(steps)}
+
+
+def replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+DOUBLE = replace("a", "aa")
+BPE = {"type": "BPEDecoder", "suffix": ""}
+CTC = {"type": "CTC", "pad_token": "", "word_delimiter_token": "", "cleanup": True}
+
+
+def tokenizer(decoder: dict[str, Any] | None, token: str = "a") -> Any:
+    model = {"type": "WordLevel", "vocab": {token: 7}, "unk_token": token}
+    return Tokenizer.from_str(json.dumps({"version": "1.0", "decoder": decoder, "model": model}))
+
+
+@pytest.mark.parametrize(
+    "decoder", [None, BYTE_LEVEL, LLAMA, chain(*[DOUBLE] * 4), chain(*[{"type": "Fuse"}] * 32)]
+)
+def test_decoders_of_common_models_are_accepted(decoder: dict[str, Any] | None) -> None:
+    token_texts.check(tokenizer(decoder, "a" * 1024))
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        chain(*[DOUBLE] * 40),
+        chain(*[DOUBLE] * 5),
+        chain(DOUBLE, chain(*[DOUBLE] * 4)),
+        chain(*[BPE] * 40),
+        chain(*[CTC] * 40),
+        replace("a", "a" * 17),
+        replace("aa", "a" * 33),
+        replace("", "b" * 16),
+        chain(*[{"type": "Fuse"}] * 33),
+    ],
+)
+def test_a_decoder_that_multiplies_text_is_refused(decoder: dict[str, Any]) -> None:
+    with pytest.raises(CorruptError, match=r"the decoder has more than 32 steps, or makes a text"):
+        token_texts.check(tokenizer(decoder))
+
+
+def test_a_decoder_that_searches_for_a_regular_expression_is_refused() -> None:
+    search = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
+    with pytest.raises(CorruptError, match="the decoder has a regular expression"):
+        token_texts.check(tokenizer(search))
+
+
+def test_a_very_long_token_is_refused() -> None:
+    with pytest.raises(CorruptError, match=r"a token has 1,025 characters; at most 1,024 are"):
+        token_texts.check(tokenizer(None, "a" * 1025))
