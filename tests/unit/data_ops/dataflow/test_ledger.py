@@ -205,6 +205,9 @@ def test_the_random_numbers_of_a_draft_depend_only_on_policy_and_step() -> None:
         new_ledger().draft(7, no_rows).draw.random()
         != Ledger("verifier", 2, 8).draft(7, no_rows).draw.random()
     )
+    later = new_ledger()
+    later.last_step = 1
+    assert new_ledger().draft(7, no_rows).draw.random() != later.draft(7, no_rows).draw.random()
 
 
 def filtered(order: int, count: int) -> list[LedgerEntry]:

@@ -102,7 +102,7 @@ SORTED: list[tuple[int, str, type[AstraFlowError]]] = [
     (400, "Throttling", TransientError),
     (400, "ThrottlingException", TransientError),
     (403, "SlowDown", TransientError),
-    (408, "RequestTimeout", TransientError),
+    (408, "408", TransientError),  # a HEAD request gets no code
     (409, "OperationAborted", TransientError),
     (409, "ConditionalRequestConflict", TransientError),
     (412, "PreconditionFailed", TransientError),

@@ -275,6 +275,20 @@ def test_merging_has_a_minimum_size_and_a_maximum_share_of_the_single_deltas(
 
 
 @pytest.mark.usefixtures("pays")
+def test_single_deltas_that_exceed_the_memory_limit_together_are_not_merged(
+    memory_store: ObjectStore,
+) -> None:
+    loaded = publish(memory_store, models(9))
+    single = sum(
+        delta.num_bytes for item in loaded[1:] for delta in update_path.path_deltas(item.manifest)
+    )
+    assert not compaction.merge(memory_store, "solver", 8, 0, memory_bytes=single - 1)
+    assert merged_files(memory_store, 8) == []
+    assert compaction.merge(memory_store, "solver", 8, 0, memory_bytes=single)
+    assert not compaction.merge(memory_store, "solver", 8, 0), "it exists"
+
+
+@pytest.mark.usefixtures("pays")
 def test_the_second_merger_deletes_only_its_own_files(
     memory_store: ObjectStore,
 ) -> None:
