@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -299,6 +300,22 @@ def test_checkpoints_are_saved_at_their_interval_and_at_the_last_step_and_old_on
     tensors, state = checkpoints.load(run, POLICY, 4)
     assert state == CheckpointState({"value": 4}, 12.0)
     assert tensors["master"].bits.tolist() == [4]
+
+
+def test_a_last_step_with_a_checkpoint_gets_no_second_one(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+    save = checkpoints.save
+
+    def recorded(run: ObjectStore, policy: str, step: int, *contents: Any) -> None:
+        saved.append(step)
+        save(run, policy, step, *contents)
+
+    monkeypatch.setattr(checkpoints, "save", recorded)
+    add_batches(run, 1, 2, 3, 4)
+    trained(run, steps=4)
+    assert saved == [2, 4]
 
 
 def test_a_trainer_without_its_gpu_trains_nothing_and_can_be_stopped(
@@ -611,6 +628,18 @@ def test_a_trainer_merges_the_deltas_of_a_span(
     add_batches(run, *range(1, 9))
     trained(run, 8, CONFIG.model_copy(update={"engine": f"{__name__}:WideEngine"}))
     assert run.exists(layout.merged_delta(POLICY, 8, 0))
+
+
+def test_merges_have_the_memory_of_the_recipe(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(
+        compaction, "merge", lambda run, policy, end, base, memory_bytes: given.append(memory_bytes)
+    )
+    add_batches(run, *range(1, 9))
+    trained(run, 8, CONFIG.model_copy(update={"publish_memory_mb": 3}))
+    assert given == [3 * 2**20]
 
 
 class AdapterEngine(CountingEngine):
