@@ -2,7 +2,7 @@
 
 seed               the recipe's and the night's number: the same seed would sample the same again
 policies.*.model   the champion's versions
-data.prompts       a data window: from the end of the last judged night's window to this night's due time
+data.prompts       a data window: from the end of the last judged night's to this night's due time
 data.start         other prompts: behind the last ones of the last judged night
 """
 
