@@ -13,7 +13,7 @@ from pathlib import Path
 from deployments.paths import home
 from deployments.servers import auth
 from deployments.servers.guard import Guard
-from deployments.servers.ports import listen
+from deployments.servers.listening import listen
 
 ARTIFACTS = "mlflow-artifacts:/"
 """Artifacts are uploaded to the server, which stores them in its folder."""

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from deployments.servers.guard import Guard
-from deployments.servers.ports import listen
+from deployments.servers.listening import listen
 
 AUTH_STRING = "PREFECT_SERVER_API_AUTH_STRING"
 _PARAMETERS = ["self", "session", "with_for_update"]

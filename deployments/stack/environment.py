@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 from deployments.paths import Home
 from deployments.servers import auth
 from deployments.servers.guard import HOSTS
-from deployments.servers.ports import HOST
 from deployments.stack import state, tracking_uri
 from deployments.stack.processes import MARK
 from deployments.stack.state import Stack
 from storage.machine import gpus as gpu_numbers
+from storage.machine.ports import HOST
 from storage.store import addresses, object_store
 from storage.store.object_store import ObjectStore
 from tasks.services import notification_block, store_credentials

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 from deployments.paths import Home
 from deployments.servers import auth
-from deployments.servers.ports import HOST, free_port, is_free
 from deployments.stack import environment
 from deployments.stack.machine import this_machine
 from deployments.stack.processes import is_alive
 from deployments.stack.state import MLFLOW, SERVER, Stack
 from storage.errors import ConfigError
+from storage.machine.ports import HOST, free_port, is_free
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000

@@ -160,7 +160,7 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
                 str(folder), local_files_only=True, trust_remote_code=False
             )
             token_texts.check(tokenizer.backend_tokenizer)
-        except BaseException as error:  # tokenizers raises Exception; transformers anything
+        except BaseException as error:  # transformers raises anything; a panic is no Exception
             if not isinstance(error, Exception) and not token_texts.is_panic(error):
                 raise
             raise _no_tokenizer(files, error) from error

@@ -7,6 +7,7 @@ learn where it is.
 import asyncio
 import logging
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ BLOCKED_S = 30.0
 """How long an event loop may be blocked before it is reported."""
 POLL_INTERVAL_S = 1.0
 """Pause between two polls of an event loop."""
+LIBRARIES = tuple(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+"""Folders of code that a person did not write: of Python and of installed packages."""
 
 
 @contextmanager
@@ -26,8 +29,8 @@ def reported_blocks(
 ) -> Iterator[None]:
     """Report when `loop`, which runs in this thread within the block, is blocked for BLOCKED_S.
 
-    `report` gets the line of code, and later a text that the event loop continues. It is called
-    from another thread. The log has the whole stack.
+    `report` gets the innermost line outside of libraries, and an empty text when the event loop
+    continues. It is called from another thread. The log has the whole stack.
     """
     thread, ended = threading.get_ident(), threading.Event()
     watch = threading.Thread(
@@ -55,14 +58,17 @@ def _watch(
         if answered.wait(BLOCKED_S) or ended.is_set():
             continue
         stack = traceback.extract_stack(sys._current_frames().get(thread))
-        place = f"{stack[-1].filename}, line {stack[-1].lineno}, in {stack[-1].name}"
+        own = [frame for frame in stack if not frame.filename.startswith(LIBRARIES)]
+        frame = (own or stack)[-1]
         log.warning(
             "code has blocked the event loop for %g s:\n%s", BLOCKED_S, "".join(stack.format())
         )
         report(
-            f"blocked for {BLOCKED_S:g} s by {place}: no lease is renewed, so others take the "
-            "orders; code of a workflow or reward must await, or call asyncio.to_thread"
+            f"blocked for {BLOCKED_S:g} s by {frame.filename}, line {frame.lineno}, in "
+            f"{frame.name}: no lease is renewed, so others take the orders; code of a workflow or "
+            "reward must await, or call asyncio.to_thread"
         )
-        while not (answered.wait(POLL_INTERVAL_S) or ended.is_set()):
-            pass
+        while not answered.wait(POLL_INTERVAL_S):
+            if ended.is_set():
+                return
         report("")

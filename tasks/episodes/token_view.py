@@ -180,8 +180,8 @@ def text_decoder(run: ObjectStore, policy: str) -> Callable[[list[int]], str]:
 def _text(tokenizer: Any, tokens: list[int]) -> str:
     try:
         return str(tokenizer.decode(tokens, skip_special_tokens=False))
-    except BaseException as error:
-        if not token_texts.is_panic(error):  # of a stored decoder
+    except BaseException as error:  # a panic of a stored decoder is no Exception
+        if not token_texts.is_panic(error):
             raise
         return "".join(map(_number, tokens))
 
@@ -203,7 +203,7 @@ def _tokenizer(run: ObjectStore, policy: str) -> Any:
             tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
             token_texts.check(tokenizer)
             return tokenizer
-        except BaseException as error:
+        except BaseException as error:  # tokenizers raises Exception; a panic is none
             if not isinstance(error, Exception) and not token_texts.is_panic(error):
                 raise
             log.warning(

@@ -40,12 +40,12 @@ from deployments.stack.state import Stack
 from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import ConfigError
+from storage.machine.ports import unusual_port
 from storage.records.control import Heartbeat
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests
 from tests.support.patience import until
-from tests.support.ports import unused_port
 from tests.support.stacks import process_of, recorded_stack
 
 POLICIES = ("solver", "verifier")
@@ -331,8 +331,8 @@ def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Loc
 def _up(home: Home, variables: Mapping[str, str]) -> Stack:
     with _own_environment(), pytest.MonkeyPatch.context() as patch:
         os.environ.update(variables)
-        patch.setattr(plan, "PREFECT_PORT", unused_port())
-        patch.setattr(plan, "MLFLOW_PORT", unused_port())
+        patch.setattr(plan, "PREFECT_PORT", unusual_port())
+        patch.setattr(plan, "MLFLOW_PORT", unusual_port())
         return up_down.up(home, lambda words: None)
 
 

@@ -24,13 +24,12 @@ from deployments.registration import deployments, flow_runs
 from deployments.registration.client import connected
 from deployments.registration.deployments import DEPLOYMENTS
 from deployments.servers import auth
-from deployments.servers.ports import HOST
 from deployments.stack import commands, processes, readiness, state
 from storage import layout
+from storage.machine.ports import HOST, unusual_port
 from tests.e2e.conftest import BIN, E2E_TIMEOUT_S, OURS, RECIPE, LocalStack, stack_in
 from tests.support import compose, postgres
 from tests.support.patience import until
-from tests.support.ports import unused_port
 from tests.support.stacks import process_of, recorded_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
@@ -73,7 +72,7 @@ def mlflow_server(folder: Path, database: str) -> Iterator[dict[str, str]]:
     """The variables of a client of an MLflow server with the command, the settings and the secrets of
     `docker/compose.yaml`, at other addresses.
     """
-    port = unused_port()
+    port = unusual_port()
     composed = compose.compose(compose.new_env())
     service, settings = (
         composed["services"]["mlflow"],

@@ -12,10 +12,10 @@ from prefect.settings import temporary_settings
 
 from deployments.paths import Home
 from deployments.registration.client import connected
-from deployments.servers.ports import HOST
 from storage import layout
 from storage.coordination import heartbeats
 from storage.formats.safetensors import weights_digest
+from storage.machine.ports import HOST
 from storage.records.progress import MirrorProgress, RolloutProgress
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader

@@ -30,13 +30,12 @@ from deployments.registration.client import connected
 from deployments.registration.deployments import Deployment
 from deployments.registration.pools import Pool, RegionQueue
 from deployments.servers import auth
-from deployments.servers.ports import HOST
 from deployments.stack import commands, pages, plan, processes, readiness, startup, state, up_down
 from deployments.stack.state import Stack
 from storage.errors import ConfigError
+from storage.machine.ports import HOST, unusual_port
 from tasks.services.prefect_settings import settings_for
 from tests.e2e.conftest import E2E_TIMEOUT_S, wait_until
-from tests.support.ports import unused_port
 from tests.support.stacks import process_of, recorded_stack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
@@ -488,7 +487,7 @@ def _leave_a_stale_record(home: Home, prefect_port: int, mlflow_port: int) -> No
 
 def _listener() -> socket.socket:
     listener = socket.socket()
-    listener.bind((HOST, unused_port()))
+    listener.bind((HOST, unusual_port()))
     listener.listen(1)
     return listener
 

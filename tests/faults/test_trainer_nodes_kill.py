@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -121,9 +122,7 @@ def test_a_node_that_does_not_answer_is_replaced_by_another_process_of_it(
         both.start("trainer", 1.0)
         both.start("node")
         both.wait_for_version(2)
-        node = both.running["node"].pid
-        assert node is not None
-        os.kill(node, signal.SIGSTOP)
+        os.kill(cast(int, both.running["node"].pid), signal.SIGSTOP)  # of a started process
         both.replace("node")
         both.finish()
         assert both.starts["trainer"] >= 2

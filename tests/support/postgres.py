@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from storage.machine.ports import unusual_port
 from tests.support.patience import until
-from tests.support.ports import unused_port
 
 HOST = "127.0.0.1"
 USER = "astraflow"
@@ -48,7 +48,7 @@ def postgres(script: Path) -> Iterator[str]:
     password = secrets.token_hex(8)
     (folder / "password").write_text(password)
     (folder / "password").chmod(0o644)  # in a folder of mode 0700
-    port = unused_port()
+    port = unusual_port()
     data = folder / "data"
     with (folder / "log").open("wb") as log:
         out = {"stdout": log, "stderr": log, "cwd": folder, **own}

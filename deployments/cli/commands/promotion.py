@@ -4,9 +4,9 @@ Each command reads its arguments, calls one module and prints the result. Module
 import are imported inside the command that needs them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from storage.store.object_store import ObjectStore
     from tasks.promotion.promotion import Settled
     from tasks.recipes.run_config import RunConfig
+
+T = TypeVar("T")
 
 LogName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the promotion log.")]
 Reason = Annotated[str, typer.Option(metavar="TEXT", help="Stored with the decision.")]
@@ -158,20 +160,12 @@ def promotions(
     Example:  astraflow promotions tiny
     """
     from deployments.cli.output import tables
-    from storage.errors import ConfigError
     from storage.promotion import promotions as stored_promotions
     from tasks.promotion import decision_log, promotion
 
     opened = store()
     names = [name] if name is not None else stored_promotions.names(opened)
-    logs, faults = [], {}
-    for each in names:
-        try:
-            logs.append(stored_promotions.read_log(opened, each))
-        except ConfigError as error:  # a folder that cannot be listed; the others are shown
-            if name is not None:
-                raise
-            faults[each] = str(error)
+    logs = _readable(names, lambda each: stored_promotions.read_log(opened, each), name)
     listed = [(decision_log.fold(log), log) for log in logs if log.readable or log.unreadable]
     if as_json:
         show(tables.promotions_json(listed), as_json)
@@ -187,14 +181,30 @@ def promotions(
                 f"the champion of {log.name} is not known; put the object back, or name the "
                 f"champion: `astraflow rollback {log.name} --to NUMBER`"
             )
-    for damaged, fault in faults.items():
-        warn(f"{damaged} is skipped, because it cannot be read: {fault}")
     if repair:
         _adopt_stack()
         for _, log in listed:
             _, problems = promotion.project(opened, log.name)
             for problem in problems:
                 warn(f"{log.name}: {problem}")
+
+
+def _readable(names: Sequence[str], read: Callable[[str], T], asked: str | None) -> list[T]:
+    """Return what `read` returns for each name; warn of those whose folder cannot be listed.
+
+    Raises ConfigError for the one that was asked for.
+    """
+    from storage.errors import ConfigError
+
+    found = []
+    for name in names:
+        try:
+            found.append(read(name))
+        except ConfigError as error:
+            if name == asked:
+                raise
+            warn(f"{name} is skipped, because it cannot be read: {error}")
+    return found
 
 
 def _named(team: "Team") -> str:
@@ -231,14 +241,7 @@ def nights(
 
     opened = store()
     names = [name] if name is not None else stored_nights.names(opened)
-    listed, faults = [], {}
-    for training in names:
-        try:
-            listed.append(history.read(opened, training))
-        except ConfigError as error:  # a folder that cannot be listed; the others are shown
-            if name is not None:
-                raise
-            faults[training] = str(error)
+    listed = _readable(names, lambda each: history.read(opened, each), name)
     if out is not None:
         if name is None:
             raise ConfigError("--out writes the page of one recurring training; give its NAME")
@@ -259,8 +262,6 @@ def nights(
     for each in listed:
         for where, why in each.unreadable.items():
             warn(f"{each.name}, {where}: {why}")
-    for damaged, fault in faults.items():
-        warn(f"{damaged} is skipped, because it cannot be read: {fault}")
 
 
 def _report(settled: "Settled") -> None:

@@ -17,7 +17,6 @@ import psutil
 
 from deployments.paths import Home
 from deployments.servers import auth
-from deployments.servers.ports import is_free
 from deployments.stack import environment, plan, state
 from deployments.stack.processes import is_alive
 from deployments.stack.state import MLFLOW, SERVER
@@ -25,6 +24,7 @@ from deployments.stack.up_down import reachable
 from deployments.watchdog import restarts
 from storage.errors import AstraFlowError, ConfigError
 from storage.machine.cpus import num_cpus
+from storage.machine.ports import is_free
 from storage.store import addresses
 from trainer import cpu_bf16
 

@@ -6,10 +6,8 @@ it ends: the worker holds the standard input of `launch.py`, and its end kills t
 
 import json
 import os
-import random
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack, suppress
@@ -24,6 +22,7 @@ from rollout.placement import engine_gpus
 from storage.errors import ConfigError
 from storage.formats.safetensors import to_safetensors
 from storage.machine import gpu_locks, gpus
+from storage.machine.ports import unusual_port
 from storage.machine.temporary_folders import temporary_folder
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -31,8 +30,6 @@ from storage.written_files import write_inside
 
 LAUNCH = Path(__file__).with_name("launch.py")
 LOG_TAIL_BYTES = 2000
-PORTS = range(20_000, 30_000)
-PORTS_TRIED_MAX = 100
 HIDDEN_MAX = 2**20
 """Largest hidden size of a model whose adapters are served."""
 EXIT_ARGUMENTS = 2
@@ -51,7 +48,7 @@ class ServerProcess:
             ConfigError: the interpreter or the device cannot be used.
         """
         self.api_key = secrets.token_hex(16)
-        port = _free_port()
+        port = unusual_port()
         self.url = f"http://{HOST}:{port}"
         with ExitStack() as temporary:
             self._folder = temporary.enter_context(temporary_folder("astraflow-sglang-"))
@@ -155,17 +152,3 @@ def _first_tensor(model_config: Json) -> bytes:
         )
     bits = np.zeros(hidden, np.uint32)
     return to_safetensors({"model.norm.weight": HostTensor("F32", (hidden,), bits)})
-
-
-def _free_port() -> int:
-    """Return a free port below those of outgoing connections: one of these could take it in the
-    minute before the server listens.
-    """
-    for port in random.SystemRandom().sample(PORTS, PORTS_TRIED_MAX):
-        with suppress(OSError), socket.socket() as probe:
-            probe.bind((HOST, port))
-            return port
-    raise ConfigError(
-        f"{PORTS_TRIED_MAX} ports between {PORTS.start} and {PORTS.stop} on {HOST} are in use; an "
-        "SGLang server needs one"
-    )

@@ -93,15 +93,16 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     """Split a tidy text that is a list, tuple, interval or set; None for a single answer.
 
     A comma before a space separates items. `1,200` is one number, with two exceptions: where only
-    two items give the total of `num_expected`, and in brackets without `, ` unless `num_expected`
-    is 1, as in `(40,000)` for 40,000.
+    two items give the total of `num_expected`, and in brackets without `, `. Round brackets are
+    dropped where `num_expected` is 1: `(40,000)` is 40,000, and `[40,000]` is an interval.
     """
     text = CONJUNCTION.sub(", ", text)
     opening, inner, closing = _enclosed(text) or ("", text, "")
     if opening == "\\{" and is_set(inner):
         return Collection(opening, closing, (inner,))
     items, all_commas = _items(inner, keep_numbers=True), _items(inner, keep_numbers=False)
-    if len(items) != num_expected and (
+    has_region = opening + closing not in ("", "()")  # it is an interval or a set
+    if (len(items) != num_expected or (num_expected == 1 and has_region)) and (
         len(all_commas) == num_expected or (opening and ", " not in inner)
     ):
         items = all_commas

@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager
 
 import httpx
 
+from storage.machine.ports import unusual_port
 from tests.support.patience import PATIENCE_S
-from tests.support.ports import unused_port
 
 HOST = "127.0.0.1"
 
@@ -21,7 +21,7 @@ def s3_process(buckets: Sequence[str]) -> Iterator[str]:
     """The server's address. The caller's environment needs credentials of any value."""
     import boto3  # type: ignore[import-untyped]  # the package has no types
 
-    port = unused_port()
+    port = unusual_port()
     address = f"http://{HOST}:{port}"
     command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

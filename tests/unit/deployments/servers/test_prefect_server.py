@@ -14,7 +14,8 @@ from prefect.settings import PREFECT_SERVER_API_AUTH_STRING, PREFECT_UI_ENABLED,
 
 from deployments.servers import auth, prefect_server
 from deployments.servers.guard import Guard
-from tests.support.ports import unused_port
+from deployments.servers.listening import listen
+from storage.machine.ports import unusual_port
 
 SECRET = "astraflow:0123456789"
 RUN_A_COMMAND = "/api/deployments/4f7e3c8e-0000-4000-8000-000000000000/create_flow_run"
@@ -67,6 +68,9 @@ def test_an_unknown_prefect_version_is_not_patched(monkeypatch: pytest.MonkeyPat
 def test_the_server_listens_on_the_loopback_interface_behind_the_guard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """uvicorn's loop is replaced, which would serve without end; `tests/e2e/test_stack.py` has the real
+    server.
+    """
     ran: list[tuple[Any, tuple[str, int]]] = []
 
     def run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
@@ -77,7 +81,7 @@ def test_the_server_listens_on_the_loopback_interface_behind_the_guard(
     monkeypatch.setattr(uvicorn.Server, "run", run)
     monkeypatch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
     monkeypatch.setenv(prefect_server.AUTH_STRING, SECRET)
-    port = unused_port()
+    port = unusual_port()
     with temporary_settings({PREFECT_UI_ENABLED: False}):
         prefect_server.main(["--port", str(port)])
     ((app, address),) = ran
@@ -89,14 +93,17 @@ def test_the_server_listens_on_the_loopback_interface_behind_the_guard(
 def test_the_server_does_not_start_without_a_secret(
     auth_string: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefect_server, "listen", lambda port: pytest.fail("it listens"))
+    port = unusual_port()
     monkeypatch.delenv(prefect_server.AUTH_STRING, raising=False)
     if auth_string is not None:
         monkeypatch.setenv(prefect_server.AUTH_STRING, auth_string)
-    with pytest.raises(
-        SystemExit, match="every process that reaches this server could run commands"
-    ):
-        prefect_server.main(["--port", "4999"])
+    with (
+        pytest.raises(
+            SystemExit, match="every process that reaches this server could run commands"
+        ),
+        listen(port),
+    ):  # a second listener would end it with another reason
+        prefect_server.main(["--port", str(port)])
 
 
 async def test_prefect_accepts_only_requests_with_the_secret() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from deployments.paths import Home
 from deployments.servers import auth
-from deployments.servers.ports import HOST
 from deployments.stack import plan as planning
 from deployments.stack.plan import plan
 from deployments.stack.processes import Process
 from deployments.stack.state import Stack
 from storage.errors import ConfigError
+from storage.machine.ports import HOST
 
 
 @pytest.fixture(autouse=True)

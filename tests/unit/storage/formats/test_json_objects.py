@@ -207,6 +207,9 @@ def test_more_values_than_readers_accept_are_not_written() -> None:
 def test_a_string_that_does_not_end_is_searched_once(
     ending: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Values are counted above a limit only, here that of a small object. Each quote that was taken
+    for the start of a string would count what follows it as values: an error about their number.
+    """
     monkeypatch.setattr(json_objects, "VALUES_MAX", 100)
     with pytest.raises(CorruptError, match=r"^x is not JSON"):
         decode(Stop, b'{"reason":"' + b'\\",' * 200 + ending, "x")

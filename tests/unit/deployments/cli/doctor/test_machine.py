@@ -9,12 +9,12 @@ import pytest
 from deployments.cli.doctor import machine as doctor
 from deployments.paths import Home
 from deployments.servers import auth
-from deployments.servers.ports import HOST
 from deployments.stack import plan, state
 from deployments.stack.machine import Machine
 from deployments.stack.processes import Process
 from deployments.stack.state import Stack
 from deployments.watchdog import restarts
+from storage.machine.ports import HOST
 from tests.support.stores.ordinary_user import as_ordinary_user
 
 

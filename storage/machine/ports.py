@@ -1,15 +1,16 @@
-"""Find a free TCP port on the loopback interface, and listen on it."""
+"""Find a free TCP port on the loopback interface."""
 
 import errno
+import random
 import socket
-import sys
 
 from storage.errors import ConfigError
 
 PORTS_TRIED_MAX = 100
 HOST = "127.0.0.1"
-BACKLOG = 2048
-"""Connections that wait until a starting server accepts them."""
+UNUSUAL = range(20_000, 30_000)
+"""Ports that no common server uses, below those that systems give to outgoing connections: one of
+these could take a port before its server listens."""
 
 
 def is_free(port: int) -> bool:
@@ -40,20 +41,6 @@ def free_port(usual: int) -> int:
     )
 
 
-def listen(port: int) -> socket.socket:
-    """Return a socket that listens on the port; end this process when the port is in use.
-
-    A server listens before its slow imports: another program could take the port meanwhile.
-    """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((HOST, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        sys.exit(
-            f"cannot listen on port {port} of {HOST}: {error.strerror}; `astraflow up` takes "
-            "another port"
-        )
-    return listener
+def unusual_port() -> int:
+    """Return a free port, another one at each call, for a server that no person needs to find."""
+    return free_port(random.SystemRandom().choice(UNUSUAL))
