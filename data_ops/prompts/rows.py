@@ -20,6 +20,8 @@ from storage.records.types import Json
 BROKEN_LINES_SHOWN = 10
 COLUMNS_SHOWN = 200
 """Characters of the columns' names in a message."""
+DIGITS_SHOWN = 20
+"""Characters of a long number in a message."""
 
 
 class BrokenRowError(Exception):
@@ -132,7 +134,9 @@ def _fields(columns: Json, source: Columns) -> Json:
 
 def _parse(line: bytes) -> Json:
     try:
-        columns = json.loads(line, parse_int=_whole, object_pairs_hook=_object)
+        columns = json.loads(
+            line, parse_int=_whole, parse_float=_decimal, object_pairs_hook=_object
+        )
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         encoding = "; it has NUL bytes, as UTF-16 has: save it as UTF-8" if b"\0" in line else ""
         raise BrokenRowError(f"not JSON ({error}{encoding})") from error
@@ -157,6 +161,15 @@ def _whole(digits: str) -> int:
     then refused with its column.
     """
     return int(digits) if len(digits) <= json_values.DIGITS_MAX else 10**json_values.DIGITS_MAX
+
+
+def _decimal(text: str) -> float:
+    if len(text) > json_values.DIGITS_MAX:
+        raise BrokenRowError(
+            f"the number {text[:DIGITS_SHOWN]}… has more than {json_values.DIGITS_MAX} characters, "
+            "and would be rounded; write it as text, in quotes"
+        )
+    return float(text)
 
 
 def _text(columns: Json, name: str) -> str:

@@ -213,6 +213,10 @@ UNSTORABLE = {
         f'{{"question": "1", "answer": {"9" * 5000}}}',
         "column 'answer' is a whole number of more than 128 bits",
     ),
+    "a decimal of 40 characters": (
+        f'{{"question": "1", "answer": "2", "w": 0.{"1" * 38}}}',
+        f"the number 0.{'1' * 18}… has more than 39 characters",
+    ),
     "400 levels": (
         f'{{"question": "1", "answer": "2", "x": {"[" * 400}{"]" * 400}}}',
         "is nested deeper than 32 levels",
@@ -240,6 +244,11 @@ def test_a_surrogate_in_the_bytes_of_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"question": "1+1", "answer": "\xed\xa0\x80"}\n')
     with pytest.raises(ConfigError, match="line 1: column 'answer' has the lone surrogate U"):
         read_file(FilePrompts(path=str(tmp_path / "a.jsonl")))
+
+
+def test_a_decimal_of_39_characters_is_rounded_as_json_does(tmp_path: Path) -> None:
+    line = f'{{"question": "1", "answer": "2", "w": 0.{"1" * 37}}}'
+    assert read_file(write_lines(tmp_path / "a.jsonl", line))[0].fields["w"] == 1 / 9
 
 
 def test_a_row_of_the_maximum_depth_can_be_stored_in_an_order_and_in_a_shard(
