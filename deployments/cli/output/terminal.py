@@ -4,12 +4,14 @@ import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
 
 import typer
 
 from deployments.cli import run_id_completion
 from deployments.paths import Home, home
 from storage.errors import ConfigError
+from storage.written_files import TEMPORARY_PREFIX
 from tasks.terminal_text import plain
 
 if TYPE_CHECKING:
@@ -100,7 +102,10 @@ def warn(message: str) -> None:
 def write_text(file: Path, text: str) -> None:
     """Write a file that the user named, in UTF-8 with every locale.
 
-    Raises ConfigError when it cannot be written. A pipe without a reader is an error at once.
+    An existing file is replaced as a whole: a full disk leaves it as it was. Devices and pipes are
+    written directly; a pipe without a reader is an error at once.
+
+    Raises ConfigError when it cannot be written.
     """
 
     def open_at_once(path: str, flags: int) -> int:
@@ -109,8 +114,17 @@ def write_text(file: Path, text: str) -> None:
         return descriptor
 
     try:
-        with open(file, "w", encoding="utf-8", opener=open_at_once) as opened:
-            opened.write(text)
+        if file.exists() and not file.is_file():
+            with open(file, "w", encoding="utf-8", opener=open_at_once) as opened:
+                opened.write(text)
+        else:
+            place = Path(os.path.realpath(file))
+            temporary = place.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}")
+            try:
+                temporary.write_text(text, encoding="utf-8")
+                temporary.replace(place)
+            finally:
+                temporary.unlink(missing_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a name with NUL in it
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(

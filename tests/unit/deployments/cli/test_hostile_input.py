@@ -1,5 +1,6 @@
 """Any input to the command line gives one sentence and exit code 1 or 2, before anything starts."""
 
+import errno
 import os
 import re
 import subprocess
@@ -493,6 +494,44 @@ def test_a_full_disk_is_reported_with_the_file(run: Path) -> None:
         2,
         "/dev/full cannot be written (No space left on device); name a file in a writable folder\n",
     )
+
+
+def test_a_disk_that_fills_up_leaves_the_earlier_report(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "reports" / "page.html"
+    page.parent.mkdir()
+    page.write_text("the earlier one")
+
+    def fill_up(self: Path, text: str, encoding: str) -> int:
+        self.write_bytes(text[:10].encode(encoding))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", fill_up)
+        result = call("report", "tiny-1", "--out", str(page))
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"{page} cannot be written (No space left on device); name a file in a writable folder\n",
+    )
+    assert page.read_text() == "the earlier one"
+    assert os.listdir(page.parent) == [page.name]
+
+
+def test_a_report_is_written_to_the_standard_output_of_a_pipe(run: Path) -> None:
+    command = [sys.executable, "-m", "deployments.cli.app", "report", "tiny-1"]
+    result = subprocess.run([*command, "--out", "/dev/stdout"], capture_output=True, check=False)
+    assert result.returncode == 0
+    assert result.stdout.startswith(b"<!doctype html>")
+
+
+def test_a_report_replaces_what_a_link_names(run: Path, tmp_path: Path) -> None:
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    page.write_text("the earlier one")
+    link.symlink_to(page)
+    assert call("report", "tiny-1", "--out", str(link)).exit_code == 0
+    assert page.read_text().startswith("<!doctype html>")
+    assert link.is_symlink()
 
 
 @pytest.mark.parametrize(
