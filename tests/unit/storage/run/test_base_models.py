@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from storage.errors import NotFoundError
@@ -9,6 +11,7 @@ from tests.support.stores.damaging_store import damages_first_reads
 
 def test_a_saved_model_is_loaded_unchanged(memory_store: ObjectStore) -> None:
     assert not base_models.has_model(memory_store, "abc")
+    started_s = time.time()
     base_models.save_model(
         memory_store, "abc", builders.tensors(2), {"config.json": b"{}"}, {"accuracy": 0.5}
     )
@@ -16,7 +19,9 @@ def test_a_saved_model_is_loaded_unchanged(memory_store: ObjectStore) -> None:
     tensors, files = base_models.load_model(memory_store, "abc")
     assert tensors["model.scale"].bits.tolist() == 2
     assert files == {"config.json": b"{}"}
-    assert base_models.read_model_manifest(memory_store, "abc").metrics == {"accuracy": 0.5}
+    manifest = base_models.read_model_manifest(memory_store, "abc")
+    assert manifest.metrics == {"accuracy": 0.5}
+    assert started_s <= manifest.created_s <= time.time()
     assert base_models.load_model(damages_first_reads(memory_store), "abc")[1] == files
 
 
