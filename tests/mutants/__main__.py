@@ -16,7 +16,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.pool import Pool
 from multiprocessing.queues import Queue
@@ -28,6 +28,8 @@ from tests.mutants.trials import Tests
 
 PACKAGES = ("storage", "data_ops", "trainer")
 LISTED = Path(__file__).with_name("equivalent.toml")
+REACHES = ("near", "direct", "far")
+"""Test files of a module: its own ones; others that import it; those that import such a module."""
 FATES = ("noticed", "survived", "not covered", "listed")
 _roots: list[Path] = []
 """The copy of the tree of this worker process."""
@@ -70,6 +72,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--function", default="", help="only mutants within this function or class")
     parser.add_argument("--json", type=Path, help="also write the outcomes to this file")
+    parser.add_argument(
+        "--reach",
+        choices=REACHES,
+        default=REACHES[-1],
+        help="test files that survivors are tried with: those named for the module, others that "
+        "import it, or also those that import a module which imports it (default: far)",
+    )
     parser.add_argument("--list", action="store_true", help="print the sample and try nothing")
     args = parser.parse_args(arguments)
     sources = {path: Path(path).read_text() for path in _files(args.paths)}
@@ -108,7 +117,9 @@ def main(arguments: Sequence[str]) -> int:
         if (key := _key(item, sources[item.path])) in listed
     ]
     known = {outcome.mutant for outcome in outcomes}
-    outcomes += _tried([item for item in drawn if item not in known], sources, args.jobs)
+    outcomes += _tried(
+        [item for item in drawn if item not in known], sources, args.jobs, args.reach
+    )
     outcomes.sort(
         key=lambda outcome: (outcome.mutant.path, outcome.mutant.start, outcome.mutant.text)
     )
@@ -137,8 +148,10 @@ def _files(paths: Iterable[str]) -> list[str]:
     return [file.as_posix() for file in dict.fromkeys(results)]
 
 
-def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[Outcome]:
-    """Try mutants with the test files of their modules, and survivors with all other test files."""
+def _tried(
+    drawn: Sequence[Mutant], sources: dict[str, str], jobs: int, reach: str
+) -> list[Outcome]:
+    """Try mutants with the test files of their modules, and survivors with more and more others."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         context = multiprocessing.get_context("fork")
         roots: Queue[Path] = context.Queue()
@@ -150,13 +163,13 @@ def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[
         trials.preload()
         with context.Pool(jobs, _begin, (roots,)) as pool:
             tried = {item: Outcome(item, "not covered") for item in drawn}
-            for near in (True, False):
+            for level in REACHES[: REACHES.index(reach) + 1]:
                 left = [item for item, outcome in tried.items() if outcome.fate != "noticed"]
                 wanted = {
                     path: [
                         file
-                        for file, names in test_files.items()
-                        if _tests(file, names, path, near)
+                        for file, imports in test_files.items()
+                        if _reach(file, imports, path) == level
                     ]
                     for path in {item.path for item in left}
                 }
@@ -173,7 +186,7 @@ def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[
                         f"{outcome.mutant.path}:{outcome.mutant.line} {outcome.fate} {outcome.by}"
                     )
                     print(
-                        f"{'near' if near else 'far'} {number}/{len(left)} {shown}",
+                        f"{level} {number}/{len(left)} {shown}",
                         file=sys.stderr,
                         flush=True,
                     )
@@ -190,14 +203,14 @@ def _baselines(pool: Pool, files: Sequence[str]) -> dict[str, Tests]:
     return results
 
 
-def _tests(file: str, names: set[str], path: str, near: bool) -> bool:
-    """Whether the test file, which imports `names`, imports the module `path`.
-
-    `near` selects the module's own test files or the other ones.
-    """
-    return path.removesuffix(".py").replace("/", ".") in names and near == (
-        file in trials.nearest(path)
-    )
+def _reach(file: str, imports: Mapping[str, bool], path: str) -> str:
+    """Which of REACHES the test file has for the module `path`; empty for none."""
+    module = path.removesuffix(".py").replace("/", ".")
+    if module not in imports:
+        return ""
+    if file in trials.nearest(path):
+        return "near"
+    return "direct" if imports[module] else "far"
 
 
 def _copy_tree(root: Path) -> None:

@@ -4,8 +4,9 @@
     trial      mutated file in a copy ──fork──▶ pytest on the tests that call its function,
                                                 until the first failure
 
-A mutant is tried with the test files of its module first. If it survives, it is tried with all
-other test files that import the module, or a module that imports it. A trial that uses far more CPU
+A mutant is tried with the test files of its module first. If it survives, it is tried with the
+other test files that import the module, then with those that import a module which imports it. A
+trial that uses far more CPU
 time than its tests in the baseline, or none for a while, counts as noticed: it hangs. Time in which
 it waits for a CPU of a loaded machine is not counted.
 """
@@ -128,16 +129,18 @@ def nearest(path: str) -> list[str]:
     ]
 
 
-def importing(root: Path) -> dict[str, set[str]]:
-    """Test file → names of the modules that it imports, and of those that these import."""
+def importing(root: Path) -> dict[str, dict[str, bool]]:
+    """Test file → module that it imports, or that such a module imports → whether it does itself."""
     files = (path for folder in FOLDERS for path in sorted((root / folder).rglob("test_*.py")))
     direct = {path.relative_to(root).as_posix(): _imports(path) for path in files}
-    modules = {root / f"{name.replace('.', '/')}.py" for names in direct.values() for name in names}
-    further = {path: _imports(path) for path in modules if path.is_file()}
+    modules = {
+        name: root / f"{name.replace('.', '/')}.py" for names in direct.values() for name in names
+    }
+    further = {name: _imports(path) for name, path in modules.items() if path.is_file()}
     return {
-        file: names.union(
-            *(further.get(root / f"{name.replace('.', '/')}.py", ()) for name in names)
-        )
+        file: {
+            name: name in names for name in names.union(*(further.get(name, ()) for name in names))
+        }
         for file, names in direct.items()
     }
 
