@@ -640,6 +640,14 @@ def test_closed_orders_that_differ_from_the_ingested_ones_are_reported(run: Obje
     assert broken_invariants(run) == {(6, where)}
 
 
+def test_an_ingested_order_may_be_listed_instead_of_counted(run: ObjectStore) -> None:
+    last = batches.read(run, "solver", 2).closed_below - 1
+    change_batch(
+        run, 2, lambda batch: replace(batch, closed_below=last, closed=(last, *batch.closed))
+    )
+    assert all_violations(run) == []
+
+
 def test_a_waiting_sequence_with_a_final_fate_is_reported(run: ObjectStore) -> None:
     key = batches.read(run, "solver", STEPS).rows[0].key
     where = change_batch(run, STEPS, lambda batch: replace(batch, waiting=(*batch.waiting, key)))
