@@ -331,6 +331,6 @@ def _refuse_unwritten_orders(run: ObjectStore, batch: Batch) -> None:
     Orders are written before their shards. Every later order would count as ingested already, and
     the run would train on nothing more.
     """
-    last = max(batch.closed_below - 1, *batch.closed, -1)
+    last = max((batch.closed_below - 1, *batch.closed))
     if last >= 0 and not orders.exists(run, last) and not orders.is_lost(run, last):
         raise CorruptError(f"it has ingested order {last}, which does not exist")

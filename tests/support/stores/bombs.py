@@ -269,7 +269,7 @@ def json_that_claims() -> Iterator[tuple[str, Read]]:
         "an integer of 2^128": f'"cursor":{{"x":[{2**128}]}}',
         "a count of 2^63": f'"seed":{2**63}',
         "three million lists": '"x":[' + "[]," * 3_000_000 + "1]",
-        "many wrong fields": '"seen":[' + "[]," * 200_000 + "1]",
+        "a million wrong objects": '"prompts":[' + "{}," * 1_000_000 + "1]",
         "a negative count": '"samples_per_prompt":-1',
     }.items():
         yield f"JSON with {name}", partial(unseal, Order, order(fields), "orders/00000000.json")

@@ -162,12 +162,12 @@ def test_replays_are_marked_and_use_no_waiting_row() -> None:
     ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0))
     first = made(ledger)
-    ledger.ingest(1, rows(1, 1))
+    ledger.ingest(1, rows(1, 1, 1))
     batch = ledger.assemble([Again(), Fifo()], 0, lambda count: first.rows[:count])
     assert batch is not None
     ledger.advance(batch)
     assert [(taken.key, taken.replay) for taken in batch.rows] == [(key(0), True), (key(1), False)]
-    assert ledger.num_waiting == 0
+    assert ledger.num_waiting == 1
 
 
 @pytest.mark.parametrize("fault", ["twice", "invented", "untrained"])

@@ -249,16 +249,32 @@ class _Named:
     n: Mapping[str, int]
 
 
-def test_only_the_first_three_invalid_fields_are_described_and_the_rest_counted() -> None:
-    def error_message(wrong: int) -> str:
+@dataclass(frozen=True)
+class _Measured:
+    numbers: _Numbers
+    named: _Named
+    a: int
+    b: int
+
+
+def test_of_a_list_or_mapping_the_first_wrong_item_is_described_and_three_faults_in_all() -> None:
+    def error_message(fields: object) -> str:
         with pytest.raises(CorruptError) as caught:
-            build(_Numbers, json.dumps({"n": ["x"] * wrong}).encode(), "it")
+            build(_Measured, json.dumps(fields).encode(), "it")
         return str(caught.value)
 
-    faults = [f"n.{at}: Input should be a valid integer" for at in range(3)]
-    assert error_message(1000) == f"it is not a _Numbers: {'; '.join(faults)}"
-    assert error_message(2) == f"it is not a _Numbers: {'; '.join(faults[:2])}"
-    assert error_message(1001) == "it is not a _Numbers: 1001 fields are wrong"
+    wrong = "Input should be a valid integer"
+    fields = {
+        "numbers": {"n": [1, "x", "x"]},
+        "named": {"n": {"x": 1, "y": "", "z": ""}},
+        "a": 1,
+        "b": 1,
+    }
+    faults = [f"numbers.n.1: {wrong}", f"named.n.y: {wrong}", f"a: {wrong}"]
+    assert error_message(fields) == f"it is not a _Measured: {'; '.join(faults[:2])}"
+    assert error_message({**fields, "a": "", "b": ""}) == (
+        f"it is not a _Measured: {'; '.join(faults)}"
+    )
 
 
 def test_an_error_message_has_at_most_five_hundred_characters() -> None:
