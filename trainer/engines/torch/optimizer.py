@@ -232,7 +232,7 @@ def _keep_dtypes(
         for key, tensor in saved.items():
             loaded = state.get(key)
             if isinstance(loaded, Tensor) and loaded.dtype == parameter.dtype != tensor.dtype:
-                state[key] = tensor.to(loaded.device, copy=True)
+                state[key] = tensor.to(loaded.device)
 
 
 def _check_kind(
