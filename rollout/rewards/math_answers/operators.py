@@ -106,7 +106,10 @@ def unknowns_as_symbols(text: str) -> str:
         if not match["name"]:
             return match[0]
         index = (match["index"] or "").replace("\\text", "")
-        return f"{{{_symbol('v', '', match['name'], index)}}}"
+        name = _symbol("v", "", match["name"], index)
+        # In braces it would be a factor: `I(0)` would be I times 0.
+        is_function = text[match.end() :].lstrip().startswith("(")
+        return name if is_function else f"{{{name}}}"
 
     return MISREAD.sub(symbol, text)
 
