@@ -54,6 +54,8 @@ ENDLESS: Final = re.compile(r"([+-]?)(\d{0,30})\.(\d{0,30}?)(\d)\4{2,30}(?:\.\.\
 """`0.1666…`: the same digit at least three times, then dots."""
 CROSS: Final = re.compile(r"(?<=\d) ?[xX] ?(?=10\^)")
 GROUPED_TEN: Final = re.compile(r"[{(]10[})](?=\^)")
+GROUPED_POWER: Final = re.compile(r"(\\times|\\cdot) ?[{(](10\^(?:\d|\{[-+]?\d{1,4}\}))[})]")
+"""The power of `5\\times{10^3}`."""
 
 
 def read_number(text: str, letters_are_units: bool = True) -> Reading | None:
@@ -67,7 +69,8 @@ def read_number(text: str, letters_are_units: bool = True) -> Reading | None:
         return _read_based(based)
     if repeating := REPEATING.fullmatch(text) or ENDLESS.fullmatch(text):
         return _read_repeating(repeating)
-    lexed = tokens(CROSS.sub(r"\\times ", GROUPED_TEN.sub("10", text)))
+    text = GROUPED_POWER.sub(r"\1 \2", GROUPED_TEN.sub("10", text))
+    lexed = tokens(CROSS.sub(r"\\times ", text))
     if lexed is None:
         return None
     try:

@@ -59,13 +59,14 @@ OF_WHOLE_NUMBERS: Final = re.compile(
 MISREAD: Final = re.compile(
     r"\\(?:text|operatorname|hat|bar|vec|tilde|overline|overrightarrow|math[a-z]{2,4}) ?\{[^{}]*\}"
     r"|_(?:\\[a-zA-Z]+|\w|\{[^{}]*\})"
-    r"|(?P<name>I|\\(?:gamma|Gamma(?! ?\())(?![a-zA-Z]))"
+    r"|(?P<name>I|(?<![\d.])E|E(?![-+]?\d)|\\(?:gamma|Gamma(?! ?\())(?![a-zA-Z]))"
     r"(?P<index>_(?:\w|\\[a-zA-Z]+|\{(?:[^{}]|\\text ?\{[^{}]*\}){1,20}\}))?"
     r"|\\[a-zA-Z]+"
 )
-"""Names that algebra takes for constants (`name`), and names that contain them.
+"""Names that algebra misreads (`name`), and names that contain them.
 
-`I` is the imaginary unit to it, and `\\gamma` is Euler's constant.
+`I` is the imaginary unit to it, `\\gamma` is Euler's constant, and it cannot read `E_0`. `1E+3` has
+no name.
 """
 CROSS_PRODUCT: Final = re.compile(
     r"[A-Z] ?\\times ?[A-Z]|\\(?:vec|hat|overrightarrow|text) ?(?:\{ ?\w{1,2} ?\}|\w) ?\\times"
@@ -97,16 +98,19 @@ def derivatives_as_symbols(text: str) -> str:
 
 
 def unknowns_as_symbols(text: str) -> str:
-    """Replace the letters I, γ and Γ, which the algebra system takes for constants, by symbols.
+    """Replace the letters I, E, γ and Γ, which the algebra system misreads, by symbols.
 
-    Otherwise it would read `I_1`, `I_2` and `I^2` as the imaginary unit.
+    Otherwise it would read `I_1`, `I_2` and `I^2` as the imaginary unit, and `E(0)` as 0.
     """
 
     def symbol(match: re.Match[str]) -> str:
         if not match["name"]:
             return match[0]
         index = (match["index"] or "").replace("\\text", "")
-        return f"{{{_symbol('v', '', match['name'], index)}}}"
+        name = _symbol("v", "", match["name"], index)
+        # In braces it would be a factor: `I(0)` would be I times 0.
+        is_function = text[match.end() :].lstrip().startswith("(")
+        return name if is_function else f"{{{name}}}"
 
     return MISREAD.sub(symbol, text)
 

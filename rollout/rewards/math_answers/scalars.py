@@ -230,7 +230,7 @@ def _is_relation(text: str) -> bool:
     if WORD.fullmatch(first) and WORD.fullmatch(others[-1]):
         return True
     return bool(_variables(first)) and bool(
-        re.search(r"[a-zA-Z\d)}][-+*/^]|\\frac|\d[a-zA-Z]", first)
+        re.search(r"[a-zA-Z\d)}'|!][-+*/^]|\\frac|\d[a-zA-Z]", first)
     )
 
 

@@ -171,6 +171,13 @@ UNIT_PRODUCT: Final = re.compile(
 """`\\text{m\\cdot s^{-1}}`: a product within one `\\text`."""
 UNIT_NAME: Final = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
 ANGSTROM: Final = re.compile(r"\\text ?\{ ?\\AA ?\}")
+TEXT_INDEX: Final = re.compile(
+    r"_ ?(?:\{ ?\\text ?\{ ?(\w{1,12}) ?\} ?\}|\\text ?\{ ?(\w{1,12}) ?\})"
+)
+"""`v_{\\text{max}}`, which is `v_{max}`."""
+BLACKBOARD: Final = re.compile(r"\\mathbb ?([A-Z])(?![a-zA-Z])")
+"""`\\mathbb R`, which is `\\mathbb{R}`."""
+PERCENT_AS_TEXT: Final = re.compile(r"\\text ?\{ ?% ?\}")
 INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
 """`E_{1}`, which is `E_1`."""
 FRENCH: Final = re.compile(r"([\[\]])([^][]{1,200})([\[\]])")
@@ -232,6 +239,8 @@ def _respelled(text: str) -> str:
     text = CURRENCY.sub("", PREAMBLE.sub("", text))
     text = INDEXED_ROOT.sub(r"\\sqrt[\1]{\2}", MIXED.sub(r"\1", text))
     text = LIMIT_INDEX.sub(r"_{\1}", ODD_ROOT.sub(r"{-\\sqrt[\1]{\2}}", text))
+    text = BLACKBOARD.sub(r"\\mathbb{\1}", PERCENT_AS_TEXT.sub("%", text))
+    text = TEXT_INDEX.sub(lambda match: f"_{{{match[1] or match[2]}}}", text)
     text = SET_MINUS.sub(r"\1\\setminus", ANGSTROM.sub(r"\\AA ", text))
     return UNIT_FRACTION.sub(r"\1/\2", UNIT_PRODUCT.sub(_factors, text))
 

@@ -10,6 +10,7 @@ from rollout.rewards.math_answers.spelling import without_spaces
 
 TEXT: Final = re.compile(r"\\text ?\{([^{}]*)\}")
 WORDS: Final = re.compile(r"[a-zA-Z][a-zA-Z .'()-]*")
+WORD: Final = re.compile(r"[a-zA-Z]+")
 LETTERS: Final = re.compile(r"[a-zA-Z]+(?: [a-zA-Z]+)*\.?")
 WORD_MIN: Final = 4
 """Minimum letters of a word; a shorter run of letters is a product, in any order."""
@@ -25,7 +26,7 @@ LABELLED: Final = re.compile(
     r"(?:\\text ?\{ ?\(([A-E])\)[.:]? ?\} ?|\\text ?\{ ?\(([A-E])\) ?(?=[^{} ][^{}]*\}$)"
     r"|\(([A-E])\) ?(?=[\d\\])|([A-E])[.)] ?(?=[\d\\]))(?P<rest>.+)"
 )
-"""A choice and its content: `\\text{(B) }27`, `\\text{(B) red}`, `(B)27`, `B. 27`."""
+"""A choice and its content: `\\text{(B) }27`, `\\text{(B) red}`, `\\text{(B) 27}`, `B. 27`."""
 SECOND_CHOICE: Final = re.compile(r"\([A-E]\)|^(?:and|or)(?![a-zA-Z])")
 
 CLOCK: Final = re.compile(
@@ -61,7 +62,8 @@ def same_words(answer: str, gold: str) -> bool | None:
     if LETTERS.fullmatch(answer) and LETTERS.fullmatch(gold):
         words = [word.strip(".") for text in (answer, gold) for word in text.lower().split()]
         return same if any(len(word) >= WORD_MIN or word in SHORT_WORDS for word in words) else None
-    return True if same and min(len(word) for word in answer.split()) >= WORD_MIN else None
+    is_word = any(len(word) >= WORD_MIN for word in WORD.findall(answer))
+    return True if same and is_word else None
 
 
 def labelled_choice(text: str) -> tuple[str, str]:
@@ -69,8 +71,10 @@ def labelled_choice(text: str) -> tuple[str, str]:
     match = LABELLED.fullmatch(text)
     if match is None or SECOND_CHOICE.search(match["rest"]):
         return "", text
-    letter = match[1] or match[2] or match[3] or match[4]
-    return letter, (f"\\text{{{match['rest']}" if match[2] else match["rest"]).strip()
+    letter, rest = match[1] or match[2] or match[3] or match[4], match["rest"].strip()
+    if match[2]:
+        rest = rest.removesuffix("}") if rest[0] in "-.0123456789" else f"\\text{{{rest}"
+    return letter, rest
 
 
 def is_choice(text: str) -> bool:

@@ -153,6 +153,13 @@ LEFT_TO_DO: list[tuple[str, str, bool]] = [
     ("\\nabla\\cdot F", "\\nabla\\times F", False), ("\\triangle ACB", "\\triangle ABC", False),
     ("VI", "IV", False), ("P=VI", "P=IV", True), ("\\text{I and II}", "\\text{I, II}", True), ("\\text{I and II}", "I, II", True),
     ("\\text{I and III}", "\\text{I, II}", False), ("\\text{I or II}", "\\text{I and II}", False),
+    # the case of letters in a formula
+    ("G(m-M)", "G(M-m)", False), ("GM-Gm", "G(M-m)", True), ("VR-Vr", "Vr-VR", False), ("f(b)-f(a)", "F(b)-F(a)", False),
+    # one side of an equation that has no name
+    ("0", "y''+y=0", False), ("y=-y''", "y''+y=0", True), ("1", "|x|+|y|=1", False), ("|y|+|x|=1", "|x|+|y|=1", True),
+    # powers with the exponent of a year
+    ("\\frac{1}{3}(4^{2023}-1)", "\\frac{4^{2023}-1}{3}", True), ("\\frac{2^{2024}-2}{2}", "2^{2023}-1", True),
+    ("2^{2023}-2", "2^{2023}-1", False), ("\\frac{4^{2024}-1}{3}", "\\frac{4^{2023}-1}{3}", False), ("1", "1-\\frac{1}{2^{2023}}", False),
 ]
 # fmt: on
 

@@ -278,6 +278,11 @@ RARE: list[tuple[str, str, bool]] = [
     ("\\text{The answer is }5", "5", True), ("the answer is: 5", "5", True), ("the answer is not 5", "5", False),
     ("the answer is \\frac{1}{2}", "0.5", True), ("Answer: 5", "5", True), ("\\text{Answer: }5", "5", True), ("Answer: 6", "5", False),
     ("x = 1 \\lor x = 2", "1,2", True), ("x = 1 \\lor x = 3", "1,2", False), ("p\\lor q", "p,q", False),
+    ("4.5\\times{10^{33}}", "4.5e33", True), ("4.5\\cdot(10^{33})", "4.5e33", True), ("4.5\\times{10^{32}}", "4.5e33", False),
+    ("25\\text{\\%}", "25\\%", True), ("24\\text{ \\%}", "25\\%", False),
+    ("\\mathbb R", "\\mathbb{R}", True), ("x\\in\\mathbb R", "(-\\infty,\\infty)", True), ("\\mathbb Q", "\\mathbb{R}", False),
+    ("\\frac{\\lambda_{red}}{\\sqrt2}", "\\lambda_{\\text {red}} / \\sqrt{2}", True),
+    ("\\frac12mv_\\text{max}^2", "\\frac{mv_{max}^2}{2}", True), ("\\frac{\\lambda_{blue}}{\\sqrt2}", "\\lambda_{\\text {red}} / \\sqrt{2}", False),
 ]
 # fmt: on
 

@@ -89,6 +89,17 @@ def test_derivatives_functions_and_the_imaginary_unit_are_compared_by_algebra(
         ("\\Gamma", "\\gamma", False),
         ("\\gamma^2-\\gamma", "\\gamma(\\gamma-1)", True),
         ("0.5772156649", "\\gamma", False),
+        ("0", "I(0)", False),
+        ("0", "I(0)e^{-\\frac{t}{RC}}", False),
+        ("I(0)e^{t/(RC)}", "I(0)e^{-\\frac{t}{RC}}", False),
+        ("I(0)\\exp(-t/(RC))", "I(0)e^{-\\frac{t}{RC}}", True),
+        ("IR+Ir", "I(R+r)", True),
+        ("0", "E(0)e^{-kt}", False),
+        ("\\frac{E_1+2E_2}{3}", "\\frac13E_1+\\frac23E_2", True),
+        ("\\frac{E_1-2E_2}{3}", "\\frac13E_1+\\frac23E_2", False),
+        ("-V+3E", "3E-V", True),
+        ("\\frac{e}{R}", "\\frac{E}{R}", False),
+        ("2.5E-3\\pi", "0.0025\\pi", True),
     ],
 )
 def test_letters_that_the_parser_takes_for_constants_are_unknowns(

@@ -19,6 +19,9 @@ from rollout.rewards.math_answers.words import labelled_choice, same_time, same_
         ("\\text{choice (B)}", "C", False),
         ("a(b-c)", "ab-ac", None),
         ("well-known", "Well-known", True),
+        ("mgR-mgr", "mgr-mgR", None),
+        ("F(b)-F(a)", "f(b)-f(a)", None),
+        ("F(x)", "f(x)", None),
     ],
 )
 def test_four_letters_are_a_word_and_three_can_be_a_product(
@@ -32,6 +35,7 @@ def test_four_letters_are_a_word_and_three_can_be_a_product(
     [
         ("\\text{(B)}27", "B", "27"),
         ("\\text{(B) red}", "B", "\\text{red}"),
+        ("\\text{(B) 27}", "B", "27"),
         ("(B)27", "B", "27"),
         ("B. 27", "B", "27"),
         ("B)\\frac{1}{2}", "B", "\\frac{1}{2}"),
