@@ -37,6 +37,7 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"for people; cut after {runs.REASON_MAX:,} characters",
         f"It has at most {runs.STOP_BYTES_MAX:,} bytes.",
         f"It has at most {usage.BYTES_MAX:,} bytes; every number is finite",
+        f"the names of a set are unique, and at most {rollouts.POLICIES_MAX} |",
         f"episodes of each prompt; at most {orders.EPISODES_MAX:,} in an order",
         f"at most {WORDS[delta_applier.GROWTH_MAX]} times the bytes of the base's",
         f"| `trits` | zstd, ⌈n / {delta_numpy.TRITS_PER_BYTE}⌉ × u8 |",
