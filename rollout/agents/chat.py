@@ -117,10 +117,18 @@ class Chat:
 
     def _encode(self, text: str) -> list[int]:
         backend = self._tokenizer.backend_tokenizer
-        if len(text) > INLINE_CHARS_MAX:  # only the method for batches lets other threads run
-            encoded = backend.encode_batch_fast([text], add_special_tokens=False)[0]
-        else:
-            encoded = backend.encode(text, add_special_tokens=False)
+        try:
+            if len(text) > INLINE_CHARS_MAX:  # only the method for batches lets other threads run
+                encoded = backend.encode_batch_fast([text], add_special_tokens=False)[0]
+            else:
+                encoded = backend.encode(text, add_special_tokens=False)
+        except BaseException as error:  # a panic is no Exception
+            if not token_texts.is_panic(error):
+                raise
+            raise ConfigError(
+                f"the tokenizer fails at a text of {len(text):,} characters: {error}; correct the "
+                "base model's tokenizer.json"
+            ) from error
         tokens: list[int] = encoded.ids
         return tokens
 
@@ -156,10 +164,16 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
         for name, body in _settings(files).items():
             write_inside(folder, name, body)
         try:
+            if token_texts.TOKENIZER in files:
+                token_texts.check_file(files[token_texts.TOKENIZER])
             tokenizer = _tokenizer_class(files).from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
             token_texts.check(tokenizer.backend_tokenizer)
+            # Of the calls with which the file was made. transformers sets both at each call of its
+            # own, and `Chat` calls the tokenizer below it.
+            tokenizer.backend_tokenizer.no_truncation()
+            tokenizer.backend_tokenizer.no_padding()
         except BaseException as error:  # transformers raises anything; a panic is no Exception
             if not isinstance(error, Exception) and not token_texts.is_panic(error):
                 raise

@@ -38,6 +38,8 @@ _FORMAT, _KIND, _HEADER, _DIGEST = (
     b"astraflow.digest",
 )
 _ZEROS = b"0" * 32
+_EXTENSION = b"ARROW:extension:name"
+"""Key of the metadata of a column with which a file names an extension type."""
 _NO_OFFSETS = np.zeros(1, dtype=np.int32)
 
 DICTIONARY = pa.dictionary(pa.int32(), pa.string())
@@ -117,6 +119,7 @@ def decode(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
     Raises CorruptError, which names what is invalid.
     """
     try:
+        _check_no_extension(body)
         reader = pa.ipc.open_file(pa.py_buffer(body))  # reads the schema alone
         metadata = reader.schema.metadata or {}
         _check_metadata(body, metadata, kind)
@@ -172,6 +175,16 @@ def _array(values: Any, kind: Any) -> Column:
         if pa.types.is_dictionary(kind)
         else values
     )
+
+
+def _check_no_extension(body: bytes) -> None:
+    """Raise CorruptError for a file that names an extension type. Arrow calls the type's code when
+    it reads the schema, if some package of this process registered it: pandas' fails with any
+    error, and others unpickle.
+    """
+    # As it is in a FlatBuffer. A text in the header or in a column has no such length.
+    if len(_EXTENSION).to_bytes(4, "little") + _EXTENSION + b"\0" in body:
+        raise CorruptError("an Arrow file names an extension type; none is read")
 
 
 def _check_metadata(body: bytes, metadata: Mapping[bytes, bytes], kind: str) -> None:

@@ -1,17 +1,24 @@
-"""Limits on the text that a stored tokenizer makes of tokens, checked before it makes any.
+"""Limits on the text that a stored tokenizer makes, checked before it makes any.
 
     tokens ──vocabulary──▶ texts ──decoder: Replace, ByteFallback, Fuse, Strip, …──▶ text
+    text ──normalizer: NFC, Replace, …──▶ ──pre_tokenizer──▶ ──model──▶ ──post_processor──▶ tokens
 
-A decoder is a chain of steps: forty replacements that double a text make a terabyte of one token.
-The tokenizer is one of the package `tokenizers`, which this module does not import.
+All of these are chains of steps: forty replacements that double a text make a terabyte of one
+token. The tokenizer is one of the package `tokenizers`, which this module does not import.
 """
 
+import base64
 import json
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
 
 from storage.errors import CorruptError
+from storage.formats.json_objects import parse
 from storage.records.types import Json
+
+TOKENIZER: Final = "tokenizer.json"
 
 TOKEN_CHARS_MAX = 1024
 """Of a token. The longest ones of common models have some hundred spaces."""
@@ -21,6 +28,37 @@ GROWTH_MAX = 16
 """By which all steps together may make a text longer. Those of common models do not."""
 _GROWING = ("BPEDecoder", "CTC")
 """Steps that may put a space after each character."""
+ENCODING_GROWTH_MAX = 2**12
+"""By which all steps before and after the model together may make a text longer. Those of common
+models: below 1,200.
+"""
+_ENCODING = ("normalizer", "pre_tokenizer", "post_processor")
+_ENCODING_GROWTH: Mapping[Any, int] = MappingProxyType(
+    {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "BertNormalizer": 12, "ByteLevel": 4}
+)
+"""Characters that a step makes of one, at most."""
+
+
+def check_file(body: bytes) -> None:
+    """Raise CorruptError for a `tokenizer.json` with which a text may become much longer.
+
+    Called before the file is loaded: its normalizer is applied to its added tokens then.
+    """
+    fields = parse(body, TOKENIZER)
+    growth = 1
+    pending = [fields.get(part) for part in _ENCODING]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            growth *= _encoding_growth(part)
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part
+        if growth > ENCODING_GROWTH_MAX:
+            raise CorruptError(
+                f"the {', '.join(_ENCODING)} of {TOKENIZER} make a text more than "
+                f"{ENCODING_GROWTH_MAX:,} times as long"
+            )
 
 
 def check(tokenizer: Any) -> None:
@@ -68,3 +106,35 @@ def _growth(step: Json) -> int:
     if not pattern:  # the content comes before each character
         return 1 + len(step["content"])
     return max(1, -(-len(step["content"]) // len(pattern)))
+
+
+def _encoding_growth(step: Json) -> int:
+    """Return how many times as long one step may make a text. A step is known by its fields:
+    files of old releases do not name its type.
+    """
+    match step:
+        case {"pattern": {"String": str(pattern)}, "content": str(content)} if pattern:
+            return max(1, math.ceil(len(content) / len(pattern)))
+        case {"pattern": _, "content": str(content)}:  # it may come before each character
+            return 1 + len(content)
+        case {"prepend": str(text)} | {"replacement": str(text)}:
+            return 1 + len(text)
+        case {"precompiled_charsmap": str(charsmap)}:
+            return _longest_replacement(charsmap)
+        case {"single": [*pieces]}:
+            return max(1, len(pieces))
+        case {"add_prefix_space": _}:
+            return _ENCODING_GROWTH["ByteLevel"]
+    return _ENCODING_GROWTH.get(step.get("type"), 1)
+
+
+def _longest_replacement(charsmap: str) -> int:
+    """Return the size of the longest text that a character is replaced by, in characters of three
+    bytes. The form: u32 bytes of a trie | the trie | texts, each with a zero at its end.
+    """
+    try:
+        body = base64.b64decode(charsmap, validate=True)
+    except ValueError:
+        return 1  # the package refuses it
+    texts = body[4 + int.from_bytes(body[:4], "little") :]
+    return max(1, math.ceil(max(map(len, texts.split(b"\0"))) / 3))

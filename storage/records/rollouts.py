@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Protocol
 
+import numpy as np
+
 from storage.records.numbers import Count, UnixTime
 from storage.records.types import Bool, Float32, Int8, Int32, Json
 
 NOT_SAMPLED = -1
 """In `Sequence.owners` and `Sequence.versions`: a prompt, tool or environment token."""
 
+POLICIES_MAX = 128
+"""Policies of one sequence, which `Sequence.owners` index: it is of int8."""
 FinishReason = Literal["stop", "length", "abort"]
 KEPT_EPISODES_MAX = 200
 """Episodes that are kept of one evaluation."""
@@ -107,7 +111,7 @@ class Sequence:
     versions: Int32
     """[L] weights version that sampled the token, or NOT_SAMPLED."""
     policies: tuple[str, ...]
-    """Names that `owners` indexes."""
+    """Names that `owners` indexes; at most POLICIES_MAX."""
     reward: float
     temperature: float = 1.0
     """Sampling temperature; the trainer divides its logits by the same value."""
@@ -125,10 +129,9 @@ class Sequence:
 
     def sampled_by(self) -> Iterator[tuple[str, Bool]]:
         """Yield each policy that sampled a token here, and where: a mask [L]."""
-        for index, policy in enumerate(self.policies):
-            is_own = self.owners == index
-            if is_own.any():
-                yield policy, is_own
+        num_tokens = np.bincount(self.owners.astype(np.uint8))  # 255: NOT_SAMPLED
+        for index in np.flatnonzero(num_tokens[: len(self.policies)]).tolist():
+            yield self.policies[index], self.owners == index
 
 
 @dataclass(frozen=True, kw_only=True)

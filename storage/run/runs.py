@@ -8,7 +8,15 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from storage import layout
-from storage.errors import UNREADABLE, ConfigError, ConflictError, CorruptError, NotFoundError
+from storage.errors import (
+    UNREADABLE,
+    AstraFlowError,
+    ConfigError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    TransientError,
+)
 from storage.formats.json_objects import seal, unseal
 from storage.formats.json_values import storable_text
 from storage.plain_names import RUN_ID, PartName, RunId
@@ -174,9 +182,18 @@ def read_all(store: ObjectStore) -> Runs:
             created.append((read_run(store.sub(layout.run_prefix(run_id))).created_s, run_id))
         except NotFoundError:
             continue
-        except UNREADABLE as error:
-            unreadable[run_id] = str(error)
+        except (*UNREADABLE, TransientError) as error:
+            unreadable[run_id] = fault_of_one(store, error)
     return Runs(tuple(run_id for _, run_id in sorted(created)), unreadable)
+
+
+def fault_of_one(store: ObjectStore, error: AstraFlowError) -> str:
+    """Return why one run cannot be read. An object on a bad sector is a fault of its run, like any
+    other; raises TransientError where the whole store does not answer.
+    """
+    if isinstance(error, TransientError):
+        store.folders(layout.RUNS)
+    return str(error)
 
 
 def request_stop(run: ObjectStore, stop: Stop) -> Stop:

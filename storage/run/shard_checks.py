@@ -19,7 +19,7 @@ from storage.config_model import TEMPERATURE_MAX, TEMPERATURE_MIN
 from storage.errors import CorruptError
 from storage.formats import json_values
 from storage.formats.ragged_lists import TokenLists
-from storage.records.rollouts import NOT_SAMPLED, Episode, FailureKind, Sequence
+from storage.records.rollouts import NOT_SAMPLED, POLICIES_MAX, Episode, FailureKind, Sequence
 from storage.records.types import Bool, Int8, Int32
 
 FINISH_REASONS = frozenset({"stop", "length", "abort"})
@@ -47,6 +47,10 @@ def check_failure(error: str | None, failure_kind: FailureKind | None) -> None:
 
 def check_policies(policies: tuple[str, ...]) -> None:
     """Check the names that the owners of a sequence index."""
+    if len(policies) > POLICIES_MAX:
+        raise CorruptError(
+            f"a shard's policy set has {len(policies):,} policies; it has at most {POLICIES_MAX}"
+        )
     if len(set(policies)) < len(policies):
         raise CorruptError(f"a shard's policy set {list(policies)} names a policy twice")
     check_policy_names(policies)

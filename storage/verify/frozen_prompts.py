@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from storage import layout
 from storage.errors import CorruptError
+from storage.formats.json_objects import dump
 from storage.records.rollouts import Order, Prompt
 from storage.records.windows import PromptWindow
 from storage.run import prompt_windows
@@ -13,6 +14,10 @@ from storage.verify.violations import Findings, Invariant
 
 TRAINING = "data.prompts"
 """The place whose prompts orders have."""
+LENGTH_RATIO_MAX = 6
+"""A row whose text is longer than this multiple of a prompt's is another one, and is not parsed: an
+order may name a row of megabytes many times. As much longer is a text whose characters are escaped.
+"""
 
 
 class PromptAudit:
@@ -55,7 +60,11 @@ class PromptAudit:
 
     def _is_row(self, frozen: FrozenPrompts, prompt: Prompt) -> bool:
         position = self._positions.get(prompt.id)
+        if position is None:
+            return False
+        if len(frozen.fields[position]) > LENGTH_RATIO_MAX * len(dump(prompt.fields)):
+            return False
         try:
-            return position is not None and frozen.prompt(position) == prompt
+            return frozen.prompt(position) == prompt
         except CorruptError:  # the row has no JSON object
             return False

@@ -243,7 +243,8 @@ def _trainer_digest(
         (versions[mask], np.int32),
     ):
         digest.update(np.ascontiguousarray(part, dtype).tobytes())
-    digest.update(prompt_id.encode())
+    # Of this process only. Python keeps the hash of a text, which thousands of rows may share.
+    digest.update(struct.pack("<q", hash(prompt_id)))
     return digest.hexdigest()
 
 

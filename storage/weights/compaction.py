@@ -63,7 +63,7 @@ def merge(
     if len(single) != version - base or not BYTES_MIN <= num_bytes <= memory_bytes:
         return False
     fetched = [_fetch(run, delta) for delta in single]
-    infos, changes, whole = {}, [], {}
+    infos, changes, whole, whole_bytes = {}, [], {}, 0
     first: dict[_Origin, str] = {}
     threads = num_cpus()
     for name, info in single[-1].tensors.items():
@@ -76,7 +76,8 @@ def merge(
             continue
         if origin.whole is not None:
             whole[name] = _with_changes(origin.whole, origin.changes)
-            if sum(tensor.bits.nbytes for tensor in whole.values()) > memory_bytes:
+            whole_bytes += whole[name].bits.nbytes
+            if whole_bytes > memory_bytes:
                 return False
         elif origin.changes:
             changes.append(_merged_change(name, info, origin.changes, threads))

@@ -24,8 +24,9 @@ from storage.weights.codec.delta_numpy import Bits
 from storage.weights.delta_store import blob_of
 
 GROWTH_MAX = 4
-"""Tensors made of changes take at most this many times the bytes of the base: a short manifest
-could name any number of changes, each of a whole tensor.
+"""All tensors of a version together, by name, have at most this many times the bytes of those that
+were stored whole and that they go back to. A short manifest could name one tensor many times, or
+any number of changes of it; so could each manifest of a chain.
 """
 
 
@@ -74,21 +75,24 @@ class DeltaApplier:
         start: Mapping[str, HostTensor],
         start_digests: Mapping[str, str],
         spare: Iterable[HostTensor] = (),
+        whole_bytes: int = 0,
     ) -> None:
         """Begin with the tensors `start`, whose digests are verified; their bits stay as they are.
 
         Args:
             spare: tensors that are no longer used. Their buffers are written to, except those
                 that `start` shares.
+            whole_bytes: `LoadedWeights.whole_bytes` of `start`.
         """
         self.tensors: Mapping[str, HostTensor] = dict(start)
+        self.whole_bytes = whole_bytes or _num_bytes(start.values())
         self._start = frozenset(start.values())
         self._digests = {tensor: start_digests[name] for name, tensor in start.items()}
         self._pool = BufferPool(spare, in_use=self._start)
 
     def clear(self) -> None:
         """Drop the tensors: what is applied next is an anchor."""
-        self.tensors = {}
+        self.tensors, self.whole_bytes = {}, 0
 
     def apply(
         self,
@@ -113,7 +117,7 @@ class DeltaApplier:
         """
         base, threads = self.tensors, num_cpus()
         entries = _entries(infos)
-        _check_growth(place, infos, entries.values(), base)
+        _check_growth(place, infos, entries, self.whole_bytes)
         sources = {
             name: _source(place, info, base)
             for name, info in infos.items()
@@ -150,6 +154,7 @@ class DeltaApplier:
                 self._digests.pop(tensor, None)  # of the bits before, where changed in place
                 if made_digest:
                     self._digests[tensor] = made_digest
+        self.whole_bytes += _num_bytes(made[entry] for entry in made if entry.tensor not in sources)
         unchanged = {
             source: _with_own_memory(source)
             for name, source in sources.items()
@@ -204,20 +209,25 @@ def _stored_entries(
 
 
 def _check_growth(
-    place: str,
-    infos: Mapping[str, TensorInfo],
-    entries: Collection[_Entry],
-    base: Mapping[str, HostTensor],
+    place: str, infos: Mapping[str, TensorInfo], entries: Mapping[str, _Entry], whole_bytes: int
 ) -> None:
-    made_bytes = sum(
-        bytes_of(infos[entry.tensor]) for entry in set(entries) if infos[entry.tensor].source
-    )
-    base_bytes = sum({_address(each.bits): each.bits.nbytes for each in base.values()}.values())
-    if made_bytes > GROWTH_MAX * base_bytes:
-        raise CorruptError(
-            f"{place} makes {made_bytes} bytes of tensors of a base of {base_bytes}: more than "
-            f"{GROWTH_MAX} times"
-        )
+    """Check the sizes that a delta claims, before a tensor is made.
+
+    Args:
+        whole_bytes: of the tensors that its base goes back to.
+    """
+    is_whole = {name: bool(info.file and not info.source) for name, info in infos.items()}
+    wholes = {entries[name].tensor for name in infos if is_whole[name]}
+    for kind, limit in (
+        (True, GROWTH_MAX * sum(bytes_of(infos[name]) for name in wholes)),
+        (False, GROWTH_MAX * whole_bytes),
+    ):
+        claimed = sum(bytes_of(info) for name, info in infos.items() if is_whole[name] is kind)
+        if claimed > limit:
+            raise CorruptError(
+                f"{place} has {claimed} bytes of tensors that go back to {limit // GROWTH_MAX} "
+                f"stored ones: more than {GROWTH_MAX} times as many"
+            )
 
 
 def _source(place: str, info: TensorInfo, base: Mapping[str, HostTensor]) -> HostTensor:
@@ -244,6 +254,13 @@ def _with_own_memory(tensor: HostTensor) -> HostTensor:
     if tensor.bits.base is None:
         return tensor
     return HostTensor(tensor.dtype, tensor.shape, tensor.bits.copy())
+
+
+def _num_bytes(tensors: Iterable[HostTensor]) -> int:
+    """Bytes of the tensors; those that share their buffer count once."""
+    return sum(
+        {_address(each.bits): each.bits.nbytes for each in tensors if each.bits.size}.values()
+    )
 
 
 def _address(bits: Bits) -> int:

@@ -239,11 +239,13 @@ def _key(info: TensorInfo) -> tuple[str, tuple[int, ...], str]:
 def _cut_into_files(changes: Iterable[Change], file_bytes: int) -> Iterator[list[Change]]:
     """Group changes into files of at least `file_bytes`, except the last one."""
     part: list[Change] = []
+    num_bytes = 0
     for change in changes:
         part.append(change)
-        if sum(len(each.blob) for each in part) >= file_bytes:
+        num_bytes += len(change.blob)
+        if num_bytes >= file_bytes:
             yield part
-            part = []
+            part, num_bytes = [], 0
     if part:
         yield part
 

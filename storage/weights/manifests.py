@@ -41,6 +41,9 @@ class LoadedWeights(NamedTuple):
 
     manifest: Manifest
     tensors: Mapping[str, HostTensor]
+    whole_bytes: int = 0
+    """Bytes of the tensors that were stored whole and that these go back to; 0: those of `tensors`.
+    """
 
 
 def read_manifest(run: ObjectStore, policy: str, version: int) -> Manifest:

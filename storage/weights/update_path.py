@@ -129,6 +129,7 @@ def apply_path(
         loaded.tensors if loaded else {},
         {name: info.digest for name, info in loaded.manifest.tensors.items()} if loaded else {},
         spare.tensors.values() if spare else (),
+        loaded.whole_bytes if loaded else 0,
     )
     with ordered_map(
         lambda each: (each[1], delta_store.fetch(run.sub(each[0].folder), each[1])),
@@ -150,7 +151,7 @@ def apply_path(
             except CorruptError as error:
                 raise DamagedPathError(delta, str(error)) from error
     check(manifest, applier.tensors, applier.digests())
-    return LoadedWeights(manifest, applier.tensors)
+    return LoadedWeights(manifest, applier.tensors, applier.whole_bytes)
 
 
 def check(

@@ -8,6 +8,7 @@ Conditions on policy, version and fate must hold for one and the same sequence o
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import get_args
 
 from storage.errors import ConfigError
@@ -131,7 +132,22 @@ class Selection:
         return self.fate in ("", fate) and self.detail in ("", reason, str(batch))
 
 
+@lru_cache(maxsize=1)  # all episodes of a prompt have its id, which may have megabytes
 def _is_like(prompt_id: str, pattern: str) -> bool:
-    """Return whether the id is the pattern, or matches it where it has a `*`."""
-    parts = (re.escape(part) for part in pattern.split("*"))
-    return re.fullmatch(".*".join(parts), prompt_id, re.DOTALL) is not None
+    """Return whether the id is the pattern, or matches it where it has a `*`.
+
+    Parts are searched from left to right, each once: a regular expression would go back.
+    """
+    first, *others = pattern.split("*")
+    if not others:
+        return prompt_id == pattern
+    *between, last = others
+    start, end = len(first), len(prompt_id) - len(last)
+    if start > end or not (prompt_id.startswith(first) and prompt_id.endswith(last)):
+        return False
+    for part in between:
+        found = prompt_id.find(part, start, end)
+        if found < 0:
+            return False
+        start = found + len(part)
+    return True

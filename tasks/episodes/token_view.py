@@ -196,11 +196,12 @@ def _tokenizer(run: ObjectStore, policy: str) -> Any:
         files = reader.fetch_files(run, policy, 0) if policy else {}
     except (NotFoundError, *UNREADABLE):
         files = {}
-    if "tokenizer.json" in files:
+    if token_texts.TOKENIZER in files:
         from tokenizers import Tokenizer
 
         try:
-            tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+            token_texts.check_file(files[token_texts.TOKENIZER])
+            tokenizer = Tokenizer.from_str(files[token_texts.TOKENIZER].decode())
             token_texts.check(tokenizer)
             return tokenizer
         except BaseException as error:  # tokenizers raises Exception; a panic is none

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.errors import UNREADABLE, AstraFlowError, NotFoundError, TransientError
+from storage.errors import UNREADABLE, AstraFlowError, NotFoundError
 from storage.records.batches import Batch
 from storage.records.control import ClosingStep, Heartbeat, Stop
 from storage.records.progress import (
@@ -139,10 +139,8 @@ def runs(store: ObjectStore, now_s: float | None = None) -> list[RunSummary]:
     for run_id in seen.ids:
         try:
             summaries.append(_summary(store, run_id, now))
-        except TransientError:
-            raise
         except AstraFlowError as error:
-            unreadable[run_id] = str(error)
+            unreadable[run_id] = stored_runs.fault_of_one(store, error)
     return [_unreadable_run(run_id, why) for run_id, why in sorted(unreadable.items())] + summaries
 
 

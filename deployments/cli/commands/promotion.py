@@ -190,17 +190,18 @@ def promotions(
 
 
 def _readable(names: Sequence[str], read: Callable[[str], T], asked: str | None) -> list[T]:
-    """Return what `read` returns for each name; warn of those whose folder cannot be listed.
+    """Return what `read` returns for each name; warn of those that cannot be read, such as one
+    whose folder cannot be listed.
 
-    Raises ConfigError for the one that was asked for.
+    Raises the error of the one that was asked for.
     """
-    from storage.errors import ConfigError
+    from storage.errors import AstraFlowError
 
     found = []
     for name in names:
         try:
             found.append(read(name))
-        except ConfigError as error:
+        except AstraFlowError as error:
             if name == asked:
                 raise
             warn(f"{name} is skipped, because it cannot be read: {error}")

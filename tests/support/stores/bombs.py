@@ -32,15 +32,20 @@ from storage.errors import CorruptError
 from storage.formats import arrow_files
 from storage.formats.arrow_files import schema_of
 from storage.formats.json_objects import seal, unseal
-from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
+from storage.formats.safetensors import (
+    file_digest,
+    from_safetensors,
+    to_safetensors,
+    weights_digest,
+)
 from storage.records.control import OrdersEnd
 from storage.records.rollouts import Order, Prompt
 from storage.records.types import Json
-from storage.records.weights import HostTensor, Manifest
+from storage.records.weights import FileInfo, HostTensor, Manifest
 from storage.run import batches, checkpoints, orders, runs, shards
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
-from storage.weights import delta_store, manifests, publisher, update_path
+from storage.weights import delta_store, manifests, publisher, reader, update_path
 from storage.weights.codec import delta_blocks
 from storage.weights.manifests import LoadedWeights
 from tasks.recipes.run_terms import run_terms
@@ -157,6 +162,37 @@ def deltas_that_claim() -> Iterator[tuple[str, Read]]:
     )
 
 
+def multiplied(length: int) -> tuple[ObjectStore, LoadedWeights]:
+    """Versions each of which makes four tensors of each tensor before, by changes without bytes;
+    version 0 has one of a mebibyte.
+    """
+    run, tensors = store(), {"w": HostTensor("U8", (2**20,), np.zeros(2**20, np.uint8))}
+    loaded = LoadedWeights(publisher.publish(run, "p", 0, tensors), tensors)
+    infos, file = loaded.manifest.tensors, f"{ZEROS}.delta-00000.safetensors"
+    for version in range(1, length + 1):
+        infos = {
+            f"{source}{copy}": replace(info, file=file, entry="", source=source)
+            for source, info in infos.items()
+            for copy in range(4)
+        }
+        body = to_safetensors({name: of_bytes(b"") for name in infos}, delta_store.CODEC)
+        folder = layout.weights("p", version)
+        run.put(f"{folder}/{file}", body)
+        manifest = replace(
+            loaded.manifest,
+            version=version,
+            parent=version - 1,
+            batch=version,
+            kind="delta",
+            base=version - 1,
+            tensors=infos,
+            digest=weights_digest(infos),
+            files=(FileInfo(file, len(body), file_digest(body)),),
+        )
+        run.put(layout.manifest(folder), seal(manifest))
+    return run, loaded
+
+
 def versions_that_claim() -> Iterator[tuple[str, Read]]:
     """Each is version 1 of a policy with a version 0 of one tensor of a mebibyte."""
 
@@ -195,6 +231,21 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
         many_changes, to_safetensors({name: of_bytes(b"") for name in names}, delta_store.CODEC)
     )
     yield "two thousand changes of one tensor", partial(go, *result)
+    run, loaded = multiplied(5)
+    yield "five deltas of four changes of each tensor", partial(reader.read, run, "p", 5)
+
+    def one_by_one() -> None:
+        weights = loaded
+        for version in range(1, 6):
+            weights = reader.read(run, "p", version, weights)
+
+    yield "the same, one by one", one_by_one
+    run, _ = second(lambda manifest: manifest)
+    anchor = manifests.read_manifest(run, "p", 0)
+    named = {name: replace(anchor.tensors["w"], entry="w") for name in names}
+    anchor = replace(anchor, tensors=named, digest=weights_digest(named))
+    run.put(layout.manifest(layout.weights("p", 0)), seal(anchor))
+    yield "one tensor of an anchor under two thousand names", partial(reader.read, run, "p", 0)
     for size in (2**60, 2**63 - 1):
         yield f"a file of {size} bytes", partial(go, *second(file_of(size)))
     run, _ = second(lambda manifest: manifest)

@@ -81,6 +81,16 @@ def test_a_tokenizer_that_panics_does_not_prevent_the_report() -> None:
 
 DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 HOSTILE_TOKENIZERS = {
+    # An added token is normalized when the file is loaded.
+    "a long added token": {
+        "normalizer": {"type": "Sequence", "normalizers": [DOUBLING] * 40},
+        "added_tokens": [
+            {
+                **dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False),
+                **{"id": 7, "content": "a", "normalized": True},
+            }
+        ],
+    },
     "text without end": {"decoder": {"type": "Sequence", "decoders": [DOUBLING] * 40}},
     "a panic": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
 }

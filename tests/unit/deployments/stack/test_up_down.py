@@ -1,4 +1,5 @@
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -116,6 +117,10 @@ def test_a_run_with_a_slow_supervisor_is_named_and_one_with_a_dead_supervisor_is
     _silent_run(home, "gone", gone.pid)
     _silent_run(home, "reused", os.getpid())  # a process that does not belong to the stack
     _silent_run(home, "left", supervisor.pid, "done")
+    for damaged in ("a-damaged", "z-damaged"):  # they hide no other run
+        _silent_run(home, damaged, supervisor.pid)
+        shutil.rmtree(home.store / "runs" / damaged / "heartbeats")
+        (home.store / "runs" / damaged / "heartbeats").touch()
     state.save(home, _stack(home))
     with pytest.raises(
         AstraFlowError, match="will be shown as interrupted: slow; start them again"

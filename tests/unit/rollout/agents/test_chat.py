@@ -75,6 +75,30 @@ def test_a_long_text_has_the_tokens_of_its_parts() -> None:
     assert opening == [USER, *QUESTION * 1_000, END_ID, ASSISTANT]
 
 
+def with_tokenizer(**changes: object) -> Chat:
+    files = base_files()
+    fields = {**json.loads(files["tokenizer.json"]), **changes}
+    return load_chat({**files, "tokenizer.json": json.dumps(fields).encode()})
+
+
+def test_settings_of_a_call_in_the_tokenizers_file_change_no_tokens() -> None:
+    padding = {"strategy": {"Fixed": 512}, "direction": "Right", "pad_to_multiple_of": None}
+    chat = with_tokenizer(
+        truncation={"max_length": 4, "stride": 0, "strategy": "LongestFirst", "direction": "Right"},
+        padding={**padding, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
+    )
+    for repeats in (1, 1_000):
+        opening = chat.opening([user("7+8-3=?" * repeats)])
+        assert opening == [USER, *QUESTION * repeats, END_ID, ASSISTANT]
+
+
+def test_a_text_at_which_the_tokenizer_panics_is_an_error_with_its_length() -> None:
+    search = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
+    chat = with_tokenizer(pre_tokenizer={**search, "invert": False})
+    with pytest.raises(ConfigError, match=r"the tokenizer fails at a text of 8\d characters: Onig"):
+        chat.opening([user("x" * 60)])
+
+
 def test_a_template_that_changes_the_text_after_an_answer_is_refused() -> None:
     before = [user("?"), {"role": "assistant", "content": "so"}]
     with pytest.raises(ConfigError, match="cannot continue after an answer"):

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -291,3 +293,37 @@ def test_a_file_above_the_limits_is_neither_read_nor_written(
         match=r"at most .* rows and 20,000 bytes are read; make orders or batches smaller",
     ):
         body(100)
+
+
+class Registered(pa.ExtensionType):
+    """A type of another package, whose code must not run."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int32(), "tests.registered")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b"hostile"
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, *_: object) -> "Registered":
+        raise TypeError("the code was called")
+
+
+def test_a_file_with_an_extension_type_calls_no_code_of_other_packages() -> None:
+    kind = Registered()
+    schema = pa.schema([pa.field("n", kind, nullable=False)])
+    column = pa.ExtensionArray.from_storage(kind, pa.array([1], pa.int32()))
+    body = arrow_file(schema, [pa.RecordBatch.from_arrays([column], schema=schema)], "test", {})
+    pa.register_extension_type(kind)
+    try:
+        with pytest.raises(CorruptError, match="names an extension type"):
+            arrow_files.decode(body, schema_of({"n": pa.int32()}), "test")
+    finally:
+        pa.unregister_extension_type("tests.registered")
+
+
+def test_a_text_with_the_name_of_that_metadata_is_read_back() -> None:
+    schema, text = schema_of({"s": arrow_files.DICTIONARY}), "ARROW:extension:name"
+    body = arrow_files.encode(schema, {"s": [text]}, "test", {"prompt": text})
+    table, header = arrow_files.decode(body, schema, "test")
+    assert (arrow_files.strings(table, "s"), json.loads(header)) == ([text], {"prompt": text})

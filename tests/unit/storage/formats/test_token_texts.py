@@ -1,3 +1,4 @@
+import base64
 import json
 from typing import Any
 
@@ -77,3 +78,74 @@ def test_a_decoder_that_searches_for_a_regular_expression_is_refused() -> None:
 def test_a_very_long_token_is_refused() -> None:
     with pytest.raises(CorruptError, match=r"a token has 1,025 characters; at most 1,024 are"):
         token_texts.check(tokenizer(None, "a" * 1025))
+
+
+def file_of(**parts: Any) -> bytes:
+    return json.dumps({"version": "1.0", "added_tokens": [], "model": {}, **parts}).encode()
+
+
+def normalizers(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"normalizer": {"type": "Sequence", "normalizers": list(steps)}}
+
+
+def template(*pieces: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "TemplateProcessing", "single": list(pieces), "pair": [], "special_tokens": {}}
+
+
+def charsmap(longest: int) -> str:
+    """An empty trie and one text."""
+    return base64.b64encode(bytes(4) + b"x" * longest + b"\0").decode()
+
+
+SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+NFKD = {"type": "NFKD"}
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+WHOLE_TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"normalizer": None, "pre_tokenizer": None, "post_processor": None},
+        normalizers({"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")),
+        {"normalizer": {"type": "NFC"}, "pre_tokenizer": BYTE_LEVEL, "post_processor": BYTE_LEVEL},
+        {
+            **normalizers(replace("``", '"'), NFKD, {"precompiled_charsmap": charsmap(33)}),
+            "pre_tokenizer": METASPACE,
+            "post_processor": template({}, WHOLE_TEXT, {}),
+        },
+        normalizers({"type": "Precompiled", "precompiled_charsmap": charsmap(33)}, SPACES),
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "no base64"}},
+        normalizers(*[replace("a", "aa")] * 12),
+        normalizers(*[{"type": "Lowercase"}] * 1000),
+    ],
+)
+def test_encoders_of_common_models_are_accepted(parts: dict[str, Any]) -> None:
+    token_texts.check_file(file_of(**parts))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        normalizers(*[DOUBLE] * 40),
+        normalizers(*[DOUBLE] * 13),
+        normalizers(*[normalizers(DOUBLE, DOUBLE)["normalizer"]] * 7),
+        normalizers(*[{"pattern": {"String": "a"}, "content": "aa"}] * 40),
+        normalizers(*[SPACES] * 40),
+        normalizers(*[{"type": "Prepend", "prepend": "aaaa"}] * 40),
+        normalizers(*[replace("ي", "\ufdfa"), NFKD] * 3),
+        normalizers(replace("", "b" * 4096)),
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap(100_000)}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTE_LEVEL] * 40}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [METASPACE] * 40}},
+        {"post_processor": template(*[WHOLE_TEXT] * 4097)},
+        {
+            **normalizers(*[DOUBLE] * 6),
+            "post_processor": {"type": "Sequence", "processors": [template(*[WHOLE_TEXT] * 65)]},
+        },
+    ],
+)
+def test_an_encoder_that_multiplies_text_is_refused(parts: dict[str, Any]) -> None:
+    with pytest.raises(CorruptError, match="make a text more than 4,096 times as long"):
+        token_texts.check_file(file_of(**parts))

@@ -57,6 +57,10 @@ def with_sequence(**changes: object) -> Episode:
             {"policies": ("solver", "a b")},
             "a shard has the policy 'a b', which is not a valid name",
         ),
+        (
+            {"policies": tuple(f"p{index}" for index in range(129))},
+            "a shard's policy set has 129 policies; it has at most 128",
+        ),
         ({"finish_reason": "bored"}, "a shard has the unknown finish reason 'bored'"),
         (
             {"temperature": -1.0},

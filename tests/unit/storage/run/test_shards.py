@@ -168,6 +168,32 @@ def test_sequences_of_other_policies_keep_their_policy_names() -> None:
     assert [sequence.policies for sequence in loaded] == [("solver", "verifier"), ("critic",)]
 
 
+def test_tokens_of_the_last_of_many_policies_are_found() -> None:
+    policies = tuple(f"p{index}" for index in range(128))
+    owners = array([-1, 127, 0, 127, -1], np.int8)
+    versions = array([-1, 3, 4, 5, -1], np.int32)
+    logprobs, mask = array([0, -1, -1, -1, 0], np.float32), array([0, 1, 1, 1, 0], np.bool_)
+    sequence = (
+        round_trip(
+            with_sequence(
+                policies=policies,
+                owners=owners,
+                versions=versions,
+                logprobs=logprobs,
+                loss_mask=mask,
+            )
+        )
+        .groups[0]
+        .episodes[0]
+        .sequences[1]
+    )
+    assert [(policy, own.tolist()) for policy, own in sequence.sampled_by()] == [
+        ("p0", [False, False, True, False, False]),
+        ("p127", [False, True, False, True, False]),
+    ]
+    assert sequence.min_version("p127") == 3
+
+
 def test_log_probabilities_keep_their_bits_nan_and_negative_zero_included() -> None:
     bits = np.array([0x80000000, 0, 0x7FC00001, 0xFF800000, 0x00000001], dtype=np.uint32)
     loaded = round_trip(with_sequence(logprobs=bits.view(np.float32)))

@@ -4,10 +4,13 @@ import pytest
 
 from storage import layout
 from storage.formats.json_objects import seal
-from storage.records.rollouts import Prompt
+from storage.records.rollouts import Order, Prompt
 from storage.run import orders, runs
+from storage.run.prompt_windows import FrozenPrompts
 from storage.store.object_store import ObjectStore
+from storage.verify.frozen_prompts import PromptAudit
 from storage.verify.verify import Violation, verify
+from storage.verify.violations import Findings
 from tasks.recipes.run_terms import run_terms
 from tests.support.runs.dataflow_world import World, world
 from tests.support.runs.frozen_windows import frozen_window
@@ -88,3 +91,26 @@ def test_orders_are_compared_with_the_rows_for_training_only(memory_store: Objec
     assert verify(simulation.run, with_window).violations == ()
     with_window = replace(terms, windows={"data.prompts": window})
     assert {each.invariant for each in verify(simulation.run, with_window).violations} == {3}
+
+
+def test_a_row_that_is_much_longer_than_the_prompts_of_orders_is_not_parsed(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Prompt("long", {"question": "x" * 10_000}), Prompt("short", {"question": "x" * 50})]
+    window, findings = frozen_window(memory_store, "r", rows), Findings()
+    audit = PromptAudit(memory_store.sub("runs/r"), {"data.prompts": window}, findings)
+    parsed: list[int] = []
+    prompt_of = FrozenPrompts.prompt
+
+    def counted(frozen: FrozenPrompts, index: int) -> Prompt:
+        parsed.append(index)
+        return prompt_of(frozen, index)
+
+    monkeypatch.setattr(FrozenPrompts, "prompt", counted)
+    named = (Prompt("long", {"question": "x"}), *rows, Prompt("short", {"question": "y"}))
+    audit.check(Order(number=0, prompts=named, samples_per_prompt=1, seed=0, seen=(), cursor={}))
+    assert parsed == [0, 1, 1]
+    assert [each.what.partition(",")[0] for each in findings.violations()] == [
+        "has the prompt 'long'",
+        "has the prompt 'short'",
+    ]

@@ -31,6 +31,7 @@ from storage.run.checkpoints import CheckpointState
 from storage.run.evaluation_samples import EvaluationSample
 from storage.run.runs import create_run, request_stop
 from storage.store.object_store import ObjectStore
+from storage.verify.shards import row_digest
 from storage.verify.verify import Verdict, verify
 from storage.verify.violations import TEXT_MAX, Invariant, Violation
 from storage.weights import manifests, publisher, tags
@@ -968,3 +969,18 @@ def test_a_violation_of_a_very_long_stored_text_is_cut(run: ObjectStore) -> None
     (violation,) = verified(run).violations
     assert violation.where == layout.shard(0)
     assert len(violation.what) == TEXT_MAX
+
+
+class OnceHashed(str):
+    """A text that is never copied."""
+
+    __slots__ = ()
+
+    def encode(self, *_: str) -> bytes:
+        raise AssertionError("the text is encoded again for each row that has it")
+
+
+def test_an_id_that_many_rows_share_is_hashed_once() -> None:
+    rows = [replace(builders.row(), prompt_id=id_) for id_ in (OnceHashed("a"), "a", "b")]
+    first, same, other = map(row_digest, rows)
+    assert first == same != other

@@ -1,5 +1,7 @@
 import math
+import re
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -133,3 +135,20 @@ def test_failures_are_selected_by_their_kind() -> None:
 def test_an_unknown_word_is_refused_with_the_known_ones(option: str) -> None:
     with pytest.raises(ConfigError, match=f"--{option} 'lost' is none of .*(timeout|trained)"):
         Selection.parse(**{option: "lost"})
+
+
+def test_a_pattern_matches_as_the_regular_expression_of_it_does() -> None:
+    texts = ["".join(letters) for size in range(5) for letters in product("ab", repeat=size)]
+    patterns = ["".join(letters) for size in range(5) for letters in product("ab*", repeat=size)]
+    for pattern in filter(None, patterns):
+        expected = re.compile(".*".join(pattern.split("*")))
+        for text in texts:
+            found = Selection(prompt=pattern).matches(replace(EPISODE, prompt_id=text))
+            assert found == bool(expected.fullmatch(text)), (text, pattern)
+
+
+def test_a_long_id_is_compared_with_a_pattern_at_once() -> None:
+    long = replace(EPISODE, prompt_id="a" * 2_000_000)
+    assert not Selection(prompt="*a*a*a*b").matches(long)
+    assert not Selection(prompt="*a*ab*").matches(long)
+    assert Selection(prompt="*a*a*a*a").matches(long)

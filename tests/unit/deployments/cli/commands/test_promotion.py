@@ -16,6 +16,7 @@ from tests.support.runs.contestants import (
     evaluate_as_best,
 )
 from tests.support.runs.promotable import create_run, evaluate
+from tests.support.stores.bad_sectors import fail_reads
 from tests.support.stores.ordinary_user import as_ordinary_user
 
 
@@ -125,6 +126,16 @@ def test_a_log_of_another_user_hides_no_other_log(tmp_path: Path) -> None:
         assert "is denied" in call("promotions", "theirs", code=2).stderr
 
     as_ordinary_user(tmp_path, work)
+
+
+def test_a_log_on_a_bad_sector_hides_no_other_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    call("promote", "tiny-1", "--name", "mine")
+    call("promote", "tiny-1", "--name", "broken")
+    fail_reads(monkeypatch, "promotions/broken/00000001.json")
+    result = call("promotions")
+    assert "solver@1 of tiny-1" in result.stdout
+    assert "broken is skipped, because it cannot be read: the file system" in result.stderr
+    assert "Input/output error" in call("promotions", "broken", code=1).stderr
 
 
 def test_repair_brings_tags_back_and_names_what_it_cannot_do(run: ObjectStore) -> None:

@@ -568,3 +568,26 @@ def test_positions_beyond_32_bits_are_distinguished() -> None:
         result = deltas._within(positions, steps, number)
         assert (result[0].tolist(), result[1].tolist()) == wanted
         assert result[0].dtype == np.uint32
+
+
+class CountedBytes(bytes):
+    """Bytes that count how often their length is asked for."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        CountedBytes.asked += 1
+        return super().__len__()
+
+
+def test_the_work_for_many_small_changes_grows_with_their_number(
+    memory_store: ObjectStore,
+) -> None:
+    changes = [deltas.Change(f"w{number}", CountedBytes(), 0) for number in range(1000)]
+    CountedBytes.asked = 0
+    written = delta_store.write_changes(
+        memory_store, {}, changes, {}, "0" * 32, bytes_max=2**20, memory_bytes=2**20
+    )
+    assert written is not None
+    assert written.contents.files == ()
+    assert CountedBytes.asked < 10_000
