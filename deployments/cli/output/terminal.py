@@ -11,7 +11,6 @@ import typer
 from deployments.cli import run_id_completion
 from deployments.paths import Home, home
 from storage.errors import ConfigError
-from storage.written_files import TEMPORARY_PREFIX
 from tasks.terminal_text import plain
 
 if TYPE_CHECKING:
@@ -107,6 +106,7 @@ def write_text(file: Path, text: str) -> None:
 
     Raises ConfigError when it cannot be written.
     """
+    from storage.written_files import TEMPORARY_PREFIX
 
     def open_at_once(path: str, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
