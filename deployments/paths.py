@@ -24,6 +24,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TextIO
 
 from storage.errors import ConfigError
 
@@ -220,6 +221,25 @@ def open_private(path: str | Path, flags: int) -> int:
     descriptor = open_regular(path, flags)
     os.fchmod(descriptor, 0o600)
     return descriptor
+
+
+@contextlib.contextmanager
+def private_file(path: Path, mode: Literal["w", "x"] = "w") -> Iterator[TextIO]:
+    """Open a file of the stack with mode 0600 to write text.
+
+    Raises ConfigError that names it where the disk is full: the system's error for that has no
+    name.
+    """
+    try:
+        with open(path, mode, opener=open_private) as file:
+            yield file
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}); free some space, or set ASTRAFLOW_HOME "
+            "to another folder"
+        ) from None
 
 
 def home() -> Home:

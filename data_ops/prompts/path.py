@@ -84,16 +84,23 @@ def numbered_rows(file: RowsFile, dates: Collection[str] = ()) -> tuple[Numbered
 
 
 def _lines(file: RowsFile) -> NumberedRows:
-    with file.path.open("rb") as opened:
-        lines = iter(partial(opened.readline, LINE_BYTES_MAX + 1), b"")
-        for number, line in enumerate(lines, start=1):
-            if len(line) > LINE_BYTES_MAX:
-                raise ConfigError(
-                    f"{file}, line {number}: has more than {LINE_BYTES_MAX:,} bytes; write one "
-                    "JSON object a line"
-                )
-            if line.strip():
-                yield number, line
+    number = 0
+    try:
+        with file.path.open("rb") as opened:
+            lines = iter(partial(opened.readline, LINE_BYTES_MAX + 1), b"")
+            for number, line in enumerate(lines, start=1):
+                if len(line) > LINE_BYTES_MAX:
+                    raise ConfigError(
+                        f"{file}, line {number}: has more than {LINE_BYTES_MAX:,} bytes; write one "
+                        "JSON object a line"
+                    )
+                if line.strip():
+                    yield number, line
+    except OSError as error:  # of a bad sector, or a network drive that is gone: it names no file
+        read = f" after line {number}" if number else ""
+        raise ConfigError(
+            f"{file} cannot be read{read} ({error.strerror or error}); name a copy that can be read"
+        ) from error
 
 
 @contextmanager

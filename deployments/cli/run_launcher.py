@@ -30,6 +30,8 @@ from tasks.recipes.source import parse_assignments
 
 Say = Callable[[str], None]
 DEPLOYMENT_MAX = 200
+_RESERVED = re.compile("[?#%&<>]")
+"""Characters that end or change a path in an address; Prefect takes them for no name."""
 FLOW = "astraflow"
 """The flow of a deployment that is written without a flow's name."""
 NIGHTLY = "astraflow/nightly"
@@ -61,7 +63,7 @@ def prepare(
     """
     if run_id is not None:
         layout.run_prefix(run_id)  # ConfigError for an invalid run id, before anything starts
-    if not deployment.isprintable() or len(deployment) > DEPLOYMENT_MAX:
+    if not _is_deployment(deployment):
         raise ConfigError(
             f"{deployment[:DEPLOYMENT_MAX]!r} cannot be the name of a deployment; write "
             "FLOW/DEPLOYMENT"
@@ -96,6 +98,18 @@ def prepare(
         recipe=recipe,
         overrides=overrides,
         config=config,
+    )
+
+
+def _is_deployment(name: str) -> bool:
+    """Return whether a deployment may have this name, with or without a flow's name before it."""
+    parts = name.split("/")
+    return (
+        len(parts) <= 2
+        and not any(part in ("", ".", "..") for part in parts)
+        and name.isprintable()
+        and not _RESERVED.search(name)
+        and len(name) <= DEPLOYMENT_MAX
     )
 
 

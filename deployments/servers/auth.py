@@ -19,7 +19,7 @@ import os
 import secrets
 import time
 
-from deployments.paths import Home, open_private, open_regular
+from deployments.paths import Home, open_regular, private_file
 from storage.errors import ConfigError
 
 USER = "astraflow"
@@ -75,8 +75,11 @@ def create(home: Home) -> str:
         return existing
     auth_string = f"{USER}:{secrets.token_urlsafe(32)}"
     try:
-        with os.fdopen(open_private(home.auth, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
+        with private_file(home.auth, "x") as file:
             file.write(f"{auth_string}\n")
+    except ConfigError:  # the disk is full; what was written is no auth string
+        home.auth.unlink(missing_ok=True)
+        raise
     except FileExistsError:
         raise ConfigError(
             f"{home.auth} is a link to a missing file; delete it, then run `astraflow up`"

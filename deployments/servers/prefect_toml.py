@@ -9,7 +9,7 @@ wrote is never changed.
 import os
 from pathlib import Path
 
-from deployments.paths import open_private, open_regular
+from deployments.paths import open_regular, private_file
 from storage.errors import ConfigError
 
 _HEADER = "# Written by `astraflow up`, removed by `astraflow down`.\n"
@@ -19,7 +19,7 @@ def write(path: Path, api_url: str, auth_string: str) -> bool:
     """Write a file with mode 0600. Return False, and write nothing, where the user has a file."""
     if os.path.lexists(path) and not _is_ours(path):
         return False
-    with open(path, "w", opener=open_private) as file:
+    with private_file(path) as file:
         file.write(f'{_HEADER}[api]\nurl = "{api_url}"\nauth_string = "{auth_string}"\n')
     return True
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from deployments.paths import open_private, open_regular
+from deployments.paths import open_regular, private_file
 from trainer.cpu_bf16 import SAFE_ISA, reports_bf16, survives_bf16
 
 
@@ -22,7 +22,7 @@ def isa_ceiling(cache: Path) -> dict[str, str]:
             return SAFE_ISA if file.read() == "refused" else {}
     refused = not survives_bf16()
     new = cache.with_name(f"{cache.name}.tmp")
-    with open(new, "w", opener=open_private) as file:
+    with private_file(new) as file:
         file.write("refused" if refused else "kept")
     new.replace(cache)
     return SAFE_ISA if refused else {}

@@ -8,7 +8,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from deployments.paths import Home, open_private, open_regular
+from deployments.paths import Home, open_regular, private_file
 from deployments.stack import tracking_uri
 from deployments.stack.machine import Machine, this_machine
 from deployments.stack.processes import Process, is_alive
@@ -133,7 +133,7 @@ def _has_types(record: Stack | Process | Machine) -> bool:
 
 def save(home: Home, stack: Stack) -> Stack:
     """Write the record; return the stack."""
-    with open(home.new_record, "w", opener=open_private) as file:
+    with private_file(home.new_record) as file:
         json.dump({"format": FORMAT, **asdict(stack)}, file, indent=2)
     os.replace(home.new_record, home.record)
     return stack

@@ -109,6 +109,13 @@ def test_an_empty_file_and_a_missing_file_are_named(tmp_path: Path) -> None:
         read_file(FilePrompts(path=str(tmp_path / "absent.jsonl")))
 
 
+def test_a_file_with_a_read_error_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "sums.jsonl"
+    file.symlink_to("/proc/self/mem")  # opens, and reading it is an input/output error
+    with pytest.raises(ConfigError, match=r"sums\.jsonl cannot be read \(Input/output error\); "):
+        read_file(FilePrompts(path=str(file)))
+
+
 def test_a_limit_stops_reading_before_a_later_broken_line(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}', "oops")
     assert len(read_file(source.model_copy(update={"limit": 1}))) == 1

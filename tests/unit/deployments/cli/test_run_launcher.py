@@ -45,6 +45,15 @@ def test_a_foreign_deployment_is_not_validated_locally() -> None:
     assert wanted.run_id.startswith("special-")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["", "a/b/c", "a/", "/b", "theirs/..", "./special", "a/b?c", "a/50%", "a\n/b", "x" * 201],
+)
+def test_what_can_be_no_deployment_is_refused_before_the_stack_starts(name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be the name of a deployment; write FLOW/DEPLOY"):
+        run_launcher.prepare(name, None, [], None)
+
+
 def test_an_error_in_a_recipe_file_names_file_and_line(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("extends: multi_policy_tiny\nsteps: many\n")

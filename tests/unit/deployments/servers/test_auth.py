@@ -1,5 +1,6 @@
 import base64
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -111,3 +112,14 @@ def test_a_pipe_in_place_of_the_secret_is_refused_without_blocking(home: Home) -
     with pytest.raises(ConfigError, match=f"{home.auth} is not a regular file"):
         auth.create(home)
     assert auth.read_or_empty(home) == ""
+
+
+def test_a_full_disk_is_named_and_leaves_no_empty_secret(home: Home) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # the same error without a name
+    try:
+        with pytest.raises(ConfigError, match=r"/auth cannot be written .*; free some space, or"):
+            auth.create(home)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not home.auth.exists()
