@@ -11,10 +11,14 @@ from storage.store.object_store import ObjectStore
 from storage.verify.missing_numbers import gaps
 from storage.verify.violations import Findings, Invariant
 from storage.weights import manifests, reader, update_path
-from storage.weights.manifests import LoadedWeights
+from storage.weights.manifests import MERGED_SPAN, LoadedWeights
 from storage.weights.update_path import PathDelta
 
 Progress = Callable[[str, float], None]
+READS_FROM_ANCHOR_MAX = 16
+"""Versions of a policy that are read from their anchors, because the version before is not at hand:
+each reads a chain that may have all versions.
+"""
 
 
 class WeightsAudit:
@@ -28,6 +32,9 @@ class WeightsAudit:
         self._origin = origin
         self._loaded: dict[int, LoadedWeights] = {}
         """Versions that later ones are made of: the last one, and bases of merged deltas."""
+        self._unreadable: set[int] = set()
+        """Versions that no later delta leads over."""
+        self._reads_from_anchor = 0
 
     def audit(self, due: int, progress: Progress) -> Mapping[int, str]:
         """Read every version in every way that leads to it.
@@ -46,10 +53,12 @@ class WeightsAudit:
             keys, lambda version: layout.manifest(layout.weights(self._policy, version))
         )
         self._check_numbers(versions, due)
-        merged_bases = layout.merged_deltas(keys, self._policy)
-        last_use = {
-            base: version for version in sorted(merged_bases) for base in merged_bases[version]
+        merged_bases = {  # of others, which no reader uses, each would keep a version in memory
+            version: [base for base in bases if base == version - MERGED_SPAN]
+            for version, bases in layout.merged_deltas(keys, self._policy).items()
+            if version % MERGED_SPAN == 0
         }
+        last_use = {base: version for version, bases in merged_bases.items() for base in bases}
         digests: dict[int, str] = {}
         for index, version in enumerate(versions):
             progress(f"weights of {self._policy}", (index + 1) / len(versions))
@@ -141,6 +150,9 @@ class WeightsAudit:
             The version; None where its data was retired, or cannot be read in any way.
         """
         if manifests.is_retired(self._run, manifest):
+            base = manifest.step.base if manifest.step else manifest.base
+            if base in self._unreadable:
+                self._unreadable.add(manifest.version)
             return None
         if manifest.version == 0:
             self._try(manifest, self._read_files)
@@ -153,12 +165,14 @@ class WeightsAudit:
             *(partial(self._apply, manifest, delta) for delta in usable),
             *(partial(self._apply_merged, manifest, base) for base in merged_bases),
         ]
-        if not usable:  # its base cannot be read
-            reads.append(partial(reader.read, self._run, self._policy, manifest.version))
+        if not usable:  # its base is not at hand, or is a version of another run
+            reads.append(partial(self._read_from_anchor, manifest))
         loaded: LoadedWeights | None = None
         for read in reads:
             result = self._try(manifest, read)
             loaded = loaded or result
+        if loaded is None:
+            self._unreadable.add(manifest.version)
         return loaded
 
     def _try(
@@ -176,6 +190,17 @@ class WeightsAudit:
             if not manifests.is_retired(self._run, manifest):  # it may be retired meanwhile
                 self._findings.add(Invariant.LINEAGE, folder, str(error))
         return None
+
+    def _read_from_anchor(self, manifest: Manifest) -> LoadedWeights:
+        """Read a version without the one before. NotFoundError where that was tried in vain."""
+        if manifest.base is not None:
+            self._reads_from_anchor += manifest.base not in self._unreadable
+            if manifest.base in self._unreadable or self._reads_from_anchor > READS_FROM_ANCHOR_MAX:
+                raise NotFoundError(
+                    f"version {manifest.version} of {manifest.policy} is not read, because version "
+                    f"{manifest.base}, which it is a change of, cannot be read"
+                )
+        return reader.read(self._run, self._policy, manifest.version)
 
     def _apply(self, manifest: Manifest, delta: PathDelta) -> LoadedWeights:
         base = self._loaded[delta.base] if delta.base is not None else None

@@ -34,6 +34,14 @@ BYTES_MIN = 2**20
 """Single deltas with fewer bytes than this together are fetched as fast one by one."""
 SHARE_MAX = 0.8
 """A merged delta with more than this share of the single deltas' bytes is not stored."""
+READS_MAX = 4
+"""Changes that are read more often than this in the mean are not merged: names of a short manifest
+could share one of megabytes, and each would get a merged change for itself.
+"""
+ELEMENTS_PER_BYTE_MAX = 2**12
+"""Tensors with more changed elements than this for each byte of the single deltas are not merged:
+the time grows with the elements that a manifest claims. These deltas are small beside their model.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,14 @@ def merge(
     if len(single) != version - base or not BYTES_MIN <= num_bytes <= memory_bytes:
         return False
     fetched = [_fetch(run, delta) for delta in single]
+    origins = {name: _origin(fetched, name) for name in single[-1].tensors}
+    if _is_multiplied(single[-1].tensors, origins, num_bytes):
+        return False
     infos, changes, whole, whole_bytes = {}, [], {}, 0
     first: dict[_Origin, str] = {}
     threads = num_cpus()
     for name, info in single[-1].tensors.items():
-        origin = _origin(fetched, name)
+        origin = origins[name]
         twin = first.setdefault(origin, name)
         infos[name] = replace(
             info, file="", entry="" if twin == name else twin, source=origin.source
@@ -204,6 +215,18 @@ def _origin(fetched: Sequence[_FetchedDelta], name: str) -> _Origin:
             changes.append(stored)
         name = info.source
     return _Origin(name, None, tuple(reversed(changes)))
+
+
+def _is_multiplied(
+    infos: Mapping[str, TensorInfo], origins: Mapping[str, _Origin], num_bytes: int
+) -> bool:
+    """Return whether a merge would take much more than what the `num_bytes` of single deltas need:
+    a mirror copies these without applying them.
+    """
+    changed = {origin: infos[name] for name, origin in origins.items() if origin.changes}
+    read_bytes = sum(change.bits.nbytes for origin in changed for change in origin.changes)
+    num_elements = sum(math.prod(info.shape) for info in changed.values())
+    return read_bytes > READS_MAX * num_bytes or num_elements > ELEMENTS_PER_BYTE_MAX * num_bytes
 
 
 def _with_changes(tensor: HostTensor, changes: Sequence[HostTensor]) -> HostTensor:

@@ -207,15 +207,22 @@ def _try_manifest(
 
 
 def chain_from_anchor(
-    run: ObjectStore, policy: str, version: int, damaged: Collection[int]
+    run: ObjectStore,
+    policy: str,
+    version: int,
+    damaged: Collection[int],
+    known: Iterable[Manifest] = (),
 ) -> list[Manifest]:
     """Read the manifests from the nearest anchor that is not `damaged` up to `version`.
+
+    Args:
+        known: the end of the chain, if it was read before.
 
     Raises:
         NotFoundError: there is no such version.
         CorruptError: a manifest in between is missing or damaged.
     """
-    chain = [read_manifest(run, policy, version)]
+    chain = list(known) or [read_manifest(run, policy, version)]
     while chain[0].kind == "delta" or chain[0].version in damaged:
         base = chain[0].version - 1  # a damaged anchor carries its delta
         older = read_manifests(run, policy, range(max(0, base - READ_THREADS + 1), base + 1))

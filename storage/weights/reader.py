@@ -39,6 +39,8 @@ from storage.weights.update_path import DamagedPathError, PathDelta
 log = logging.getLogger(__name__)
 LAG_VERSIONS_MAX = 64
 """A reader that is further behind starts from an anchor."""
+DAMAGED_ANCHORS_MAX = 8
+"""Damaged anchors of one chain that a reader goes back over. There may be thousands."""
 
 
 def fetch(run: ObjectStore, policy: str, version: int) -> dict[str, HostTensor]:
@@ -161,13 +163,14 @@ def _read_from_anchor(
     run: ObjectStore, policy: str, version: int, memory_bytes: int, runs_max: int
 ) -> LoadedWeights:
     """Read from the nearest anchor; where that is damaged and carries its delta, from the one
-    before. A version 0 that is shared is read from its origin.
+    before, over DAMAGED_ANCHORS_MAX of them. A version 0 that is shared is read from its origin.
     """
     damaged: set[int] = set()
     first_error: CorruptError | NotFoundError | None = None
+    chain: list[Manifest] = []
     while True:
         try:
-            chain = chain_from_anchor(run, policy, version, damaged)
+            chain = chain_from_anchor(run, policy, version, damaged, chain)
             usable = [
                 delta
                 for each in chain
@@ -192,6 +195,8 @@ def _read_from_anchor(
             if error.delta.base is not None or chain[0].step is None:
                 raise first_error from error
             damaged.add(error.delta.version)
+            if len(damaged) > DAMAGED_ANCHORS_MAX:
+                raise first_error from error
 
 
 def _explained(

@@ -36,7 +36,7 @@ class SequenceFate(NamedTuple):
     batch: int
     """The batch that gave it this fate; 0 for none."""
     replays: tuple[int, ...]
-    """Batches that replay it."""
+    """Batches that replay it, each once, ascending."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,8 @@ def _later(before: SequenceFate | None, new: SequenceFate) -> SequenceFate:
     """Return the fate of a sequence that a later row names: a first fate stays, and replays add."""
     if new.fate == REPLAYED:
         before = before or SequenceFate(UNKNOWN, NOT_LISTED, 0, ())
+        if before.replays[-1:] == (new.batch,):  # a batch may have it thousands of times
+            return before
         return before._replace(replays=(*before.replays, new.batch))
     if before is None or before.fate == UNKNOWN:
         return new._replace(replays=before.replays if before else ())

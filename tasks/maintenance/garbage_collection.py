@@ -16,7 +16,7 @@ from storage import layout
 from storage.errors import AstraFlowError, NotFoundError
 from storage.run import evaluations, runs
 from storage.store.object_store import ObjectStore
-from storage.weights import orphans, replication, retention
+from storage.weights import manifests, orphans, replication, retention
 from storage.weights.retention import Retention, RetirementPlan
 from tasks import sizes, terminal_text
 from tasks.recipes.run_config import RunConfig
@@ -100,7 +100,8 @@ def survey(
     """
     now = time.time() if now_s is None else now_s
     versions = {policy: set(named) for policy, named in (settings.versions or {}).items()}
-    for vector in evaluations.missing(run, config.evaluated_versions()):
+    newest = max(manifests.latest(run, policy) or 0 for policy in config.policies)
+    for vector in evaluations.missing(run, config.evaluated_versions(newest)):
         for policy, version in vector.items():
             versions.setdefault(policy, set()).add(version)
     for policy, spec in config.policies.items():

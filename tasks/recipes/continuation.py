@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from data_ops.prompts.source import PromptPosition
+from storage import layout
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.records.types import Json
 from storage.run import orders, runs
@@ -57,8 +58,10 @@ def continuation(
 
 
 def prompts_end(run: ObjectStore) -> Json:
-    """Return the position behind the prompts of the run's newest readable order."""
-    for number in reversed(range(orders.next_number(run))):
+    """Return the position behind the prompts of the run's newest readable order. Orders are listed:
+    below a stray one of a high number any number may be missing.
+    """
+    for number in reversed(layout.numbers(run.list(f"{layout.ORDERS}/"), layout.order)):
         try:
             cursor = orders.read(run, number).cursor
         except (CorruptError, NotFoundError):

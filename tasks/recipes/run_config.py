@@ -201,11 +201,16 @@ class RunConfig(Frozen):
         }
         return {**settings, "policies": resolved}
 
-    def evaluated_versions(self) -> tuple[dict[str, int], ...]:
-        """The version vectors to evaluate, in order: 0, every `evaluation.every`-th, the last."""
+    def evaluated_versions(self, newest: int | None = None) -> tuple[dict[str, int], ...]:
+        """The version vectors to evaluate, in order: 0, every `evaluation.every`-th, the last; up
+        to `newest`, if it is given. There may be a million.
+        """
         if self.evaluation is None:
             return ()
-        due = (*range(0, self.steps, self.evaluation.every), self.steps)
+        last = self.steps if newest is None else newest
+        due = [*range(0, min(self.steps, last + 1), self.evaluation.every)]
+        if last >= self.steps:
+            due.append(self.steps)
         return tuple(dict.fromkeys(self.policies, version) for version in due)
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from storage.errors import UNREADABLE, NotFoundError
 from storage.run import batches, fates
 from storage.run.fates import BatchFates, LedgerCounts
 from storage.store.object_store import ObjectStore
+from storage.verify.missing_numbers import gaps
 from tasks.monitoring.status_schema import Status
 from tasks.monitoring.training_curves import READERS, STEPS_READ_MAX, History, sample
 from tasks.reports.shard_log import ShardLog
@@ -103,22 +104,27 @@ def left_out(
     for history in histories:
         progress = status.policies[history.policy]
         # The newest batch is named by the status, and its version may not exist yet.
-        steps = set(range(1, progress.batches)) - set(fates[history.policy])
+        batches_read = set(fates[history.policy])
+        unread = gaps(sorted(batches_read), 1, progress.batches)  # counted: there may be any number
         read = {step.number for step in history.steps if step.is_complete}
         published = range(0 if progress.version is None else progress.version + 1)
-        steps |= {*sample(history.num_steps, STEPS_READ_MAX)}.intersection(published) - read
+        sampled = {*sample(history.num_steps, STEPS_READ_MAX)}.intersection(published) - read
+        counted = range(1, progress.batches)
+        steps = {step for step in sampled if step in batches_read or step not in counted}
+        steps |= set(unread.first)
         if steps:
             problems.append(
-                f"this page leaves out the batch or the version of {_numbers('step', steps)} of "
+                "this page leaves out the batch or the version of "
+                f"{_numbers('step', steps, unread.more)} of "
                 f"{history.policy}, which is unreadable or missing"
             )
     return [f"{problem}: see `astraflow verify {status.run_id}`" for problem in problems]
 
 
-def _numbers(noun: str, numbers: Collection[int]) -> str:
-    """Return `step 4`, or `steps 1, 4, 7 and 20 more`."""
+def _numbers(noun: str, numbers: Collection[int], num_others: int = 0) -> str:
+    """Return `step 4`, or `steps 1, 4, 7 and 20 more`. The others are above the lowest hundred."""
     if len(numbers) == 1:
         return f"{noun} {min(numbers)}"
     named = ", ".join(map(str, sorted(numbers)[:NUMBERS_MAX]))
-    more = len(numbers) - NUMBERS_MAX
+    more = len(numbers) + num_others - NUMBERS_MAX
     return f"{noun}s {named} and {more} more" if more > 0 else f"{noun}s {named}"

@@ -40,7 +40,7 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"the names of a set are unique, and at most {rollouts.POLICIES_MAX} |",
         f"episodes of each prompt; at most {orders.EPISODES_MAX:,} in an order",
         f"at most {WORDS[delta_applier.GROWTH_MAX]} times the bytes of the tensors that were stored whole",
-        f"at most {WORDS[delta_applier.GROWTH_MAX]} times the bytes of their entries.",
+        f"at most {WORDS[delta_applier.GROWTH_MAX]} times the bytes of their entries and of these tensors together",
         f"| `trits` | zstd, ⌈n / {delta_numpy.TRITS_PER_BYTE}⌉ × u8 |",
         f"gap >> `low_bits`; {delta_numpy.ESCAPE}: the gap is in `wide_gaps`",
         f"the object has at most {heartbeats.BYTES_MAX:,} bytes. A reader",

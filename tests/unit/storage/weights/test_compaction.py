@@ -12,10 +12,16 @@ import pytest
 from storage import layout
 from storage.errors import CorruptError
 from storage.formats.json_objects import seal
-from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
-from storage.records.weights import HostTensor, MergedDelta, StoredDelta
+from storage.formats.safetensors import (
+    file_digest,
+    from_safetensors,
+    to_safetensors,
+    weights_digest,
+)
+from storage.records.weights import FileInfo, HostTensor, MergedDelta, StoredDelta
 from storage.store.object_store import ObjectStore
 from storage.weights import compaction, delta_store, manifests, publisher, reader, update_path
+from storage.weights.codec import deltas
 from storage.weights.manifests import LoadedWeights
 from storage.weights.traffic import counted
 from tests.support.checkout import ROOT
@@ -286,6 +292,36 @@ def test_single_deltas_that_exceed_the_memory_limit_together_are_not_merged(
     assert merged_files(memory_store, 8) == []
     assert compaction.merge(memory_store, "solver", 8, 0, memory_bytes=single)
     assert not compaction.merge(memory_store, "solver", 8, 0), "it exists"
+
+
+@pytest.mark.usefixtures("pays")
+@pytest.mark.parametrize("claim", ["thirty names of one change", "a tensor of 2^40 elements"])
+def test_a_merge_that_would_multiply_what_is_stored_is_not_begun(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, claim: str
+) -> None:
+    manifest = publish(memory_store, models(9))[8].manifest
+    infos = dict(manifest.tensors)
+    if claim.startswith("thirty"):
+        names = [f"large{number}" for number in range(30)]
+        file = manifest.files[0].name
+        infos |= {name: replace(infos["large"], file=file, entry="") for name in names}
+        key = f"{layout.weights('solver', 8)}/{file}"
+        entries = from_safetensors(memory_store.get(key))
+        none = HostTensor("U8", (0,), np.zeros(0, dtype=np.uint8))
+        body = to_safetensors({**entries, **dict.fromkeys(names, none)}, delta_store.CODEC)
+        memory_store.put(key, body)
+        info = FileInfo(file, len(body), file_digest(body))
+        manifest = replace(manifest, files=(info, *manifest.files[1:]))
+    else:
+        infos["large"] = replace(infos["large"], shape=(2**40,))
+    manifest = replace(manifest, tensors=infos, digest=weights_digest(infos))
+    memory_store.put(layout.manifest(layout.weights("solver", 8)), seal(manifest))
+
+    def merge(*_: object, **__: object) -> None:
+        raise AssertionError("changes are merged")
+
+    monkeypatch.setattr(deltas, "merge", merge)
+    assert not compaction.merge(memory_store, "solver", 8, 0)
 
 
 @pytest.mark.usefixtures("pays")

@@ -14,6 +14,7 @@ from storage.errors import CorruptError, NotFoundError
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import FileInfo, HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore
+from storage.verify import weights as audit
 from storage.verify.violations import Findings
 from storage.verify.weights import WeightsAudit
 from storage.weights import (
@@ -61,11 +62,13 @@ def models(number: int, *, size: int = 200_000, share: float = 0.01) -> list[dic
     return created
 
 
-def publish(run: ObjectStore, versions: list[dict[str, HostTensor]]) -> list[LoadedWeights]:
+def publish(
+    run: ObjectStore, versions: list[dict[str, HostTensor]], *, anchor_every: int = ANCHOR_EVERY
+) -> list[LoadedWeights]:
     loaded: list[LoadedWeights] = []
     for version, tensors in enumerate(versions):
         base = loaded[-1] if loaded else None
-        anchor = version % ANCHOR_EVERY == 0
+        anchor = version % anchor_every == 0
         manifest = publisher.publish(run, "solver", version, tensors, base=base, anchor=anchor)
         loaded.append(LoadedWeights(manifest, tensors))
     return loaded
@@ -288,15 +291,15 @@ def test_invalid_merged_deltas_are_skipped_and_reported_by_the_audit(
 
 
 @pytest.mark.usefixtures("pays")
-def test_the_audit_checks_every_update_path_from_a_shared_version(
+def test_the_audit_checks_every_merged_delta(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(17))
     damaged = []
     for version in (8, 16):
-        assert compaction.merge(memory_store, "solver", version, 0)
+        assert compaction.merge(memory_store, "solver", version, version - 8)
         damaged.append(layout.weights("solver", version))
-        key = f"{damaged[-1]}/{manifests.read_merged(memory_store, 'solver', version, 0).step.files[0].name}"
+        key = f"{damaged[-1]}/{manifests.read_merged(memory_store, 'solver', version, version - 8).step.files[0].name}"
         body = bytearray(memory_store.get(key))
         body[-50] ^= 1
         memory_store.put(key, bytes(body))
@@ -317,6 +320,60 @@ def test_the_audit_checks_every_update_path_to_a_version(memory_store: ObjectSto
         memory_store.put(key, body[:-60] + bytes([body[-60] ^ 1]) + body[-59:])
         assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 20)]
         memory_store.put(key, body)
+
+
+def test_the_audit_reads_no_merged_deltas_that_no_reader_uses(memory_store: ObjectStore) -> None:
+    """Each would keep its base in memory up to the last version."""
+    publish(memory_store, models(18, size=2000))
+    for base in range(16):
+        if base != 8:
+            memory_store.put(layout.merged_delta("solver", 16, base), b"{}")
+        memory_store.put(layout.merged_delta("solver", 17, base), b"{}")
+    assert audited(memory_store) == []
+
+
+def test_the_audit_follows_a_long_chain_once_though_its_first_delta_is_damaged(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = publish(memory_store, models(40, size=2000), anchor_every=40)[1].manifest
+    memory_store.put(f"{layout.weights('solver', 1)}/{first.files[0].name}", b"")
+    read, versions = reader.read, []
+
+    def counted_read(run: ObjectStore, policy: str, version: int) -> LoadedWeights:
+        versions.append(version)
+        return read(run, policy, version)
+
+    monkeypatch.setattr(reader, "read", counted_read)
+    assert [place for _, place in audited(memory_store)] == [
+        layout.weights("solver", version) for version in range(1, 40)
+    ]
+    assert versions == []
+
+
+def test_the_audit_reads_few_versions_from_their_anchors(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = publish(memory_store, models(36, size=2000), anchor_every=10)
+    for version in (10, 20, 30):
+        memory_store.put(layout.retired("solver", version), b"{}")
+        for file in loaded[version].manifest.files:
+            memory_store.delete(f"{layout.weights('solver', version)}/{file.name}")
+    assert audited(memory_store) == []  # read by the deltas that the anchors carry
+    monkeypatch.setattr(audit, "READS_FROM_ANCHOR_MAX", 1)
+    assert [place for _, place in audited(memory_store)] == [
+        layout.weights("solver", version) for version in (*range(21, 30), *range(31, 36))
+    ]
+
+
+def test_a_reader_goes_back_over_at_most_eight_damaged_anchors(memory_store: ObjectStore) -> None:
+    loaded = publish(memory_store, models(12, size=2000), anchor_every=1)
+    for version in range(3, 12):
+        for file in loaded[version].manifest.files:
+            memory_store.delete(f"{layout.weights('solver', version)}/{file.name}")
+    read = reader.read(memory_store, "solver", 10)
+    assert weights_digest(read.tensors) == loaded[10].manifest.digest
+    with pytest.raises(CorruptError, match="version 11 of solver cannot be read, whose chain is"):
+        reader.read(memory_store, "solver", 11)
 
 
 def test_a_worker_far_behind_starts_from_an_anchor(

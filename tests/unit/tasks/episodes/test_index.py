@@ -128,6 +128,15 @@ def test_an_episode_has_what_each_policy_sampled_and_what_became_of_it() -> None
     assert only.versions() == {"solver": (3, 4), "verifier": (2, 2)}
 
 
+def test_a_batch_that_replays_a_sequence_many_times_is_named_once() -> None:
+    run, _ = small("index-replays")
+    for step in (3, 4):
+        rows = [builders.row(builders.FIRST, replay=True)] * 3
+        batches.create(run.run, builders.batch(*rows, step=step, shards=()))
+    (only,) = EpisodeIndex(run.run).episodes()
+    assert only.sequences[0].fate == SequenceFate("trained", "", 1, (2, 3, 4))
+
+
 def test_a_sequence_that_no_readable_batch_has_is_of_unknown_fate() -> None:
     run, _ = small("index-unknown")
     run.run.put(layout.batch("solver", 1), b"damage")

@@ -1,7 +1,7 @@
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +104,18 @@ def test_versions_that_are_still_to_be_evaluated_are_kept(store: ObjectStore) ->
     evaluations.create(run, evaluation({"solver": 3}))
     garbage_collection.remove(garbage_collection.survey(run, "one", config, WANTED))
     assert data(run) == [0, 6, LAST - 1, LAST]
+
+
+@pytest.mark.parametrize(("steps", "due"), [(1_000_000, LAST + 1), (LAST, LAST + 1), (3, 4)])
+def test_no_evaluation_is_looked_for_of_versions_that_do_not_exist_yet(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, steps: int, due: int
+) -> None:
+    run, _ = make_run(store, "one")
+    config = loader.load("single_policy_tiny", {"steps": steps, "evaluation.every": 1})
+    looked_for: list[Mapping[str, int]] = []
+    monkeypatch.setattr(evaluations, "exists", lambda _, vector: looked_for.append(vector))
+    garbage_collection.survey(run, "one", config, WANTED)
+    assert looked_for == [{"solver": version} for version in range(due)]
 
 
 def test_an_unreachable_mirror_is_reported_and_the_next_gc_finishes_it(

@@ -234,6 +234,17 @@ def test_prompts_go_on_behind_the_newest_order_that_can_be_read(
     assert prompts_end(small.run)["position"] == 10
 
 
+def test_the_newest_readable_order_is_found_below_a_stray_one_of_a_high_number() -> None:
+    small = SmallRun("continue-stray-order")
+    small.order(0)
+    for exponent in range(41):  # where the search for the newest order looks
+        for number in (2**exponent - 1, 2**exponent, 2**exponent + 1):
+            if number:
+                small.run.put(layout.order(number), b"x")
+    with pytest.raises(ConfigError, match="order 0 of"):
+        prompts_end(small.run)
+
+
 def test_versions_are_given_for_all_policies_or_for_one() -> None:
     policies = ("solver", "verifier")
     assert parse_versions([], policies) == {"solver": "latest", "verifier": "latest"}

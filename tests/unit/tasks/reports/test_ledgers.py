@@ -140,3 +140,15 @@ def test_a_report_names_few_of_many_damaged_shards() -> None:
         "this page leaves out the unreadable shards 0, 1, 2, 3, 4 and 2 more: see `astraflow "
         f"verify {RUN_ID}`"
     ]
+
+
+def test_a_report_counts_the_steps_below_a_version_of_any_number() -> None:
+    small_run = trained_run("left-out-beyond")
+    for exponent in range(2, 41):  # where the search for the newest version looks
+        for number in (2**exponent - 1, 2**exponent, 2**exponent + 1):
+            small_run.run.put(layout.manifest(layout.weights("solver", number)), b"x")
+    (failure,) = failures(small_run)
+    assert re.match(
+        r"this page leaves out the batch or the version of steps \d+, .* and \d{12,} more of solver",
+        failure,
+    )

@@ -403,6 +403,27 @@ def test_tied_tensors_that_change_share_one_entry(memory_store: ObjectStore) -> 
     assert weights_digest(reader.fetch(memory_store, "solver", 1)) == weights_digest(new)
 
 
+def test_an_adapter_whose_first_step_changed_nothing_is_read(memory_store: ObjectStore) -> None:
+    """All B are 0 and share one entry; together they may be much larger than all A."""
+    random = draw(2)
+
+    def drawn(*shape: int) -> HostTensor:
+        return tensor(random.integers(1, 2**15, shape).astype(np.uint16))
+
+    base = {f"{layer}.weight": drawn(640, 32) for layer in range(24)}
+    adapter = {
+        f"{layer}.lora_{name}.weight": part
+        for layer in range(24)
+        for name, part in (("A", drawn(2, 32)), ("B", tensor(np.zeros((640, 2), np.uint16))))
+    }
+    first = publisher.publish(memory_store, "solver", 0, base)
+    loaded = LoadedWeights(first, base)
+    manifest = publisher.publish(memory_store, "solver", 1, {**base, **adapter}, base=loaded)
+    assert manifest.kind == "delta"
+    assert len({info.entry for name, info in manifest.tensors.items() if "lora_B" in name}) == 2
+    assert weights_digest(reader.fetch(memory_store, "solver", 1)) == manifest.digest
+
+
 def test_a_delta_that_is_not_small_becomes_an_anchor_and_leaves_no_files(
     memory_store: ObjectStore,
 ) -> None:
