@@ -108,9 +108,14 @@ def left_out(
         unread = gaps(sorted(batches_read), 1, progress.batches)  # counted: there may be any number
         read = {step.number for step in history.steps if step.is_complete}
         published = range(0 if progress.version is None else progress.version + 1)
-        sampled = {*sample(history.num_steps, STEPS_READ_MAX)}.intersection(published) - read
         counted = range(1, progress.batches)
-        steps = {step for step in sampled if step in batches_read or step not in counted}
+        steps = {
+            step
+            for step in sample(history.num_steps, STEPS_READ_MAX)
+            if step in published
+            and step not in read
+            and (step in batches_read or step not in counted)
+        }
         steps |= set(unread.first)
         if steps:
             problems.append(
