@@ -13,13 +13,15 @@ from data_ops.prompts import parquet
 from data_ops.prompts.rows import RowsFile, Unreadable, collect
 from data_ops.prompts.source import Columns
 from data_ops.prompts.stream import PromptStream
-from storage.errors import ConfigError
+from storage.errors import ConfigError, TransientError
 from storage.machine.temporary_folders import temporary_folder
 from storage.records.rollouts import Prompt
 from storage.records.types import Json
 from storage.store import source_files
 
 LINE_BYTES_MAX = 2**24
+PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""Faults of a file that no second attempt changes."""
 """Of a JSONL file: a file that is one large JSON value is refused before the memory is full."""
 
 
@@ -96,9 +98,10 @@ def _lines(file: RowsFile) -> NumberedRows:
                     )
                 if line.strip():
                     yield number, line
-    except OSError as error:  # of a bad sector, or a network drive that is gone: it names no file
+    except OSError as error:  # the system's error of a bad sector or a network drive has no name
         read = f" after line {number}" if number else ""
-        raise ConfigError(
+        kind = ConfigError if isinstance(error, PERMANENT) else TransientError
+        raise kind(
             f"{file} cannot be read{read} ({error.strerror or error}); name a copy that can be read"
         ) from error
 

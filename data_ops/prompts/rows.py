@@ -20,6 +20,10 @@ from storage.records.types import Json
 BROKEN_LINES_SHOWN = 10
 COLUMNS_SHOWN = 200
 """Characters of the columns' names in a message."""
+DECIMAL_CHARACTERS_MAX = 1100
+"""Characters of a decimal, enough for every float written out. Longer ones have no other meaning
+than to be rounded.
+"""
 DIGITS_SHOWN = 20
 """Characters of a long number in a message."""
 
@@ -164,10 +168,10 @@ def _whole(digits: str) -> int:
 
 
 def _decimal(text: str) -> float:
-    if len(text) > json_values.DIGITS_MAX:
+    if len(text) > DECIMAL_CHARACTERS_MAX:
         raise BrokenRowError(
-            f"the number {text[:DIGITS_SHOWN]}… has more than {json_values.DIGITS_MAX} characters, "
-            "and would be rounded; write it as text, in quotes"
+            f"the number {text[:DIGITS_SHOWN]}… has more than {DECIMAL_CHARACTERS_MAX:,} "
+            "characters, and would be rounded; write it as text, in quotes"
         )
     return float(text)
 

@@ -182,7 +182,7 @@ def _check_no_extension(body: bytes) -> None:
     it reads the schema, if some package of this process registered it: pandas' fails with any
     error, and others unpickle.
     """
-    # As it is in a FlatBuffer. A text in the header or in a column has no such length.
+    # As it is in a FlatBuffer. A text in the header or in a compressed column has no such length.
     if len(_EXTENSION).to_bytes(4, "little") + _EXTENSION + b"\0" in body:
         raise CorruptError("an Arrow file names an extension type; none is read")
 

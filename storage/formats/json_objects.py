@@ -133,12 +133,12 @@ def _with_header(record: Any, **header: str) -> Json:
     return {"format": FORMAT, "write_id": write_id, **header, **fields}
 
 
-def parse(body: bytes, label: str) -> Json:
+def parse(body: bytes, label: str, values_max: int = VALUES_MAX) -> Json:
     """Parse an untrusted JSON object, with limits on nesting and on the number of its values.
 
     Raises CorruptError, with `label`, when it is not a JSON object.
     """
-    _check_num_values(body, label)
+    _check_num_values(body, label, values_max)
     try:
         fields = from_json(body)
     except ValueError as error:
@@ -159,15 +159,15 @@ def _load(body: bytes, label: str) -> Json:
     return fields
 
 
-def _check_num_values(text: bytes, label: str) -> None:
-    """Raise CorruptError for more than VALUES_MAX values, each of which may be two bytes long."""
+def _check_num_values(text: bytes, label: str, values_max: int = VALUES_MAX) -> None:
+    """Raise CorruptError for too many values, each of which may be two bytes long."""
     if (
-        _num_values_at_most(text) > VALUES_MAX
-        and (num_values := _num_values_at_most(_STRING.sub(b'""', text))) > VALUES_MAX
+        _num_values_at_most(text) > values_max
+        and (num_values := _num_values_at_most(_STRING.sub(b'""', text))) > values_max
     ):
         raise CorruptError(
             f"{label} has {num_values} JSON values in {len(text)} bytes; "
-            f"at most {VALUES_MAX} are read"
+            f"at most {values_max} are read"
         )
 
 

@@ -22,6 +22,8 @@ TOKENIZER: Final = "tokenizer.json"
 
 TOKEN_CHARS_MAX = 1024
 """Of a token. The longest ones of common models have some hundred spaces."""
+VALUES_MAX = 2**22
+"""JSON values of a `tokenizer.json`. Those of large vocabularies have two to three million."""
 STEPS_MAX = 32
 """Of a decoder. Common models have four."""
 GROWTH_MAX = 16
@@ -30,7 +32,7 @@ _GROWING = ("BPEDecoder", "CTC")
 """Steps that may put a space after each character."""
 ENCODING_GROWTH_MAX = 2**12
 """By which all steps before and after the model together may make a text longer. Those of common
-models: below 1,200.
+models: below 2,400.
 """
 _ENCODING = ("normalizer", "pre_tokenizer", "post_processor")
 _ENCODING_GROWTH: Mapping[Any, int] = MappingProxyType(
@@ -44,7 +46,7 @@ def check_file(body: bytes) -> None:
 
     Called before the file is loaded: its normalizer is applied to its added tokens then.
     """
-    fields = parse(body, TOKENIZER)
+    fields = parse(body, TOKENIZER, VALUES_MAX)
     growth = 1
     pending = [fields.get(part) for part in _ENCODING]
     while pending:

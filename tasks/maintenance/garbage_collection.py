@@ -25,6 +25,8 @@ from tasks.recipes.stored_config import read_config
 log = logging.getLogger(__name__)
 
 HOME = "home"
+VERSIONS_AHEAD = 16
+"""Versions beyond the newest one whose evaluations count as missing: some may appear meanwhile."""
 MIRROR_PATIENCE_S = 10.0
 """A call on a mirror gives up after this time."""
 
@@ -101,7 +103,8 @@ def survey(
     now = time.time() if now_s is None else now_s
     versions = {policy: set(named) for policy, named in (settings.versions or {}).items()}
     newest = max(manifests.latest(run, policy) or 0 for policy in config.policies)
-    for vector in evaluations.missing(run, config.evaluated_versions(newest)):
+    due = config.evaluated_versions(newest + VERSIONS_AHEAD)
+    for vector in evaluations.missing(run, due):
         for policy, version in vector.items():
             versions.setdefault(policy, set()).add(version)
     for policy, spec in config.policies.items():

@@ -164,8 +164,11 @@ def promotions(
     from tasks.promotion import decision_log, promotion
 
     opened = store()
-    names = [name] if name is not None else stored_promotions.names(opened)
-    logs = _readable(names, lambda each: stored_promotions.read_log(opened, each), name)
+    logs = _readable(
+        name,
+        lambda: stored_promotions.names(opened),
+        lambda each: stored_promotions.read_log(opened, each),
+    )
     listed = [(decision_log.fold(log), log) for log in logs if log.readable or log.unreadable]
     if as_json:
         show(tables.promotions_json(listed), as_json)
@@ -189,21 +192,25 @@ def promotions(
                 warn(f"{log.name}: {problem}")
 
 
-def _readable(names: Sequence[str], read: Callable[[str], T], asked: str | None) -> list[T]:
-    """Return what `read` returns for each name; warn of those that cannot be read, such as one
-    whose folder cannot be listed.
+def _readable(
+    asked: str | None, names: Callable[[], Sequence[str]], read: Callable[[str], T]
+) -> list[T]:
+    """Return what `read` returns for the name that was asked for, else for each one; warn of those
+    that cannot be read, such as one whose folder cannot be listed.
 
-    Raises the error of the one that was asked for.
+    Raises the error of the one that was asked for, and that of `names` where the whole store does
+    not answer.
     """
     from storage.errors import AstraFlowError
 
     found = []
-    for name in names:
+    for name in names() if asked is None else (asked,):
         try:
             found.append(read(name))
         except AstraFlowError as error:
             if name == asked:
                 raise
+            names()
             warn(f"{name} is skipped, because it cannot be read: {error}")
     return found
 
@@ -241,8 +248,9 @@ def nights(
     from tasks.recurring import history
 
     opened = store()
-    names = [name] if name is not None else stored_nights.names(opened)
-    listed = _readable(names, lambda each: history.read(opened, each), name)
+    listed = _readable(
+        name, lambda: stored_nights.names(opened), lambda each: history.read(opened, each)
+    )
     if out is not None:
         if name is None:
             raise ConfigError("--out writes the page of one recurring training; give its NAME")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
@@ -101,8 +102,8 @@ def warn(message: str) -> None:
 def write_text(file: Path, text: str) -> None:
     """Write a file that the user named, in UTF-8 with every locale.
 
-    An existing file is replaced as a whole: a full disk leaves it as it was. Devices and pipes are
-    written directly; a pipe without a reader is an error at once.
+    A file is replaced as a whole, if its folder allows that: a full disk leaves an earlier one as
+    it was. Devices and pipes are written directly; a pipe without a reader is an error at once.
 
     Raises ConfigError when it cannot be written.
     """
@@ -114,17 +115,20 @@ def write_text(file: Path, text: str) -> None:
         return descriptor
 
     try:
-        if file.exists() and not file.is_file():
+        place = Path(os.path.realpath(file))
+        # The real path of an open file that has no name any more, as /dev/stdout may be, is absent.
+        if file.exists() and not (place.is_file() and os.access(place.parent, os.W_OK)):
             with open(file, "w", encoding="utf-8", opener=open_at_once) as opened:
                 opened.write(text)
-        else:
-            place = Path(os.path.realpath(file))
-            temporary = place.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}")
-            try:
-                temporary.write_text(text, encoding="utf-8")
-                temporary.replace(place)
-            finally:
-                temporary.unlink(missing_ok=True)
+            return
+        temporary = place.with_name(f"{TEMPORARY_PREFIX}{uuid4().hex}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            if place.exists():
+                shutil.copymode(place, temporary)
+            temporary.replace(place)
+        finally:
+            temporary.unlink(missing_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a name with NUL in it
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(

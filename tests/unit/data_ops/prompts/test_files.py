@@ -18,12 +18,13 @@ from data_ops.prompts import FilePrompts, HubPrompts, parquet
 from data_ops.prompts import path as files
 from data_ops.prompts.hub import read_hub
 from data_ops.prompts.path import read_file
-from storage.errors import ConfigError
+from storage.errors import ConfigError, TransientError
 from storage.records.rollouts import Group, Order
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from tests.conftest import BUCKET
 from tests.support.runs import builders
+from tests.support.stores.ordinary_user import as_ordinary_user
 
 
 def write_lines(path: Path, *lines: str) -> FilePrompts:
@@ -112,8 +113,21 @@ def test_an_empty_file_and_a_missing_file_are_named(tmp_path: Path) -> None:
 def test_a_file_with_a_read_error_is_named(tmp_path: Path) -> None:
     file = tmp_path / "sums.jsonl"
     file.symlink_to("/proc/self/mem")  # opens, and reading it is an input/output error
-    with pytest.raises(ConfigError, match=r"sums\.jsonl cannot be read \(Input/output error\); "):
+    with pytest.raises(
+        TransientError, match=r"sums\.jsonl cannot be read \(Input/output error\); "
+    ):
         read_file(FilePrompts(path=str(file)))
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "sums.jsonl", '{"question": "1+1", "answer": "2"}')
+    (tmp_path / "sums.jsonl").chmod(0)
+
+    def read() -> None:
+        with pytest.raises(ConfigError, match=r"sums\.jsonl cannot be read \(Permission denied\)"):
+            read_file(source)
+
+    as_ordinary_user(tmp_path, read)
 
 
 def test_a_limit_stops_reading_before_a_later_broken_line(tmp_path: Path) -> None:
@@ -220,9 +234,9 @@ UNSTORABLE = {
         f'{{"question": "1", "answer": {"9" * 5000}}}',
         "column 'answer' is a whole number of more than 128 bits",
     ),
-    "a decimal of 40 characters": (
-        f'{{"question": "1", "answer": "2", "w": 0.{"1" * 38}}}',
-        f"the number 0.{'1' * 18}… has more than 39 characters",
+    "a decimal of 1,101 characters": (
+        f'{{"question": "1", "answer": "2", "w": 0.{"1" * 1099}}}',
+        f"the number 0.{'1' * 18}… has more than 1,100 characters",
     ),
     "400 levels": (
         f'{{"question": "1", "answer": "2", "x": {"[" * 400}{"]" * 400}}}',
@@ -253,8 +267,8 @@ def test_a_surrogate_in_the_bytes_of_a_file_is_named(tmp_path: Path) -> None:
         read_file(FilePrompts(path=str(tmp_path / "a.jsonl")))
 
 
-def test_a_decimal_of_39_characters_is_rounded_as_json_does(tmp_path: Path) -> None:
-    line = f'{{"question": "1", "answer": "2", "w": 0.{"1" * 37}}}'
+def test_a_decimal_of_1_100_characters_is_rounded_as_json_does(tmp_path: Path) -> None:
+    line = f'{{"question": "1", "answer": "2", "w": 0.{"1" * 1098}}}'
     assert read_file(write_lines(tmp_path / "a.jsonl", line))[0].fields["w"] == 1 / 9
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -523,6 +524,22 @@ def test_a_report_is_written_to_the_standard_output_of_a_pipe(run: Path) -> None
     result = subprocess.run([*command, "--out", "/dev/stdout"], capture_output=True, check=False)
     assert result.returncode == 0
     assert result.stdout.startswith(b"<!doctype html>")
+
+
+def test_a_report_is_written_into_a_file_without_a_name(run: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "deployments.cli.app", "report", "tiny-1"]
+    with TemporaryFile(dir=tmp_path) as output:
+        subprocess.run([*command, "--out", "/dev/stdout"], stdout=output, check=True)
+        output.seek(0)
+        assert output.read().rstrip().endswith(b"</html>")
+
+
+def test_a_report_keeps_the_mode_of_the_file_that_it_replaces(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.touch(0o640)
+    page.chmod(0o640)
+    assert call("report", "tiny-1", "--out", str(page)).exit_code == 0
+    assert page.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_report_replaces_what_a_link_names(run: Path, tmp_path: Path) -> None:

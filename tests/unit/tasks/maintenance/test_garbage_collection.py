@@ -106,8 +106,8 @@ def test_versions_that_are_still_to_be_evaluated_are_kept(store: ObjectStore) ->
     assert data(run) == [0, 6, LAST - 1, LAST]
 
 
-@pytest.mark.parametrize(("steps", "due"), [(1_000_000, LAST + 1), (LAST, LAST + 1), (3, 4)])
-def test_no_evaluation_is_looked_for_of_versions_that_do_not_exist_yet(
+@pytest.mark.parametrize(("steps", "due"), [(1_000_000, LAST + 17), (LAST, LAST + 1), (3, 4)])
+def test_evaluations_are_looked_for_of_versions_that_exist_or_will_soon(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, steps: int, due: int
 ) -> None:
     run, _ = make_run(store, "one")

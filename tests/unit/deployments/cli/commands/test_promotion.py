@@ -1,12 +1,15 @@
 """`astraflow promote`, `rollback` and `promotions`, without servers."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from deployments.cli.app import app
+from storage.errors import TransientError
+from storage.promotion import promotions
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import tags
 from tests.support.runs.contestants import (
@@ -136,6 +139,20 @@ def test_a_log_on_a_bad_sector_hides_no_other_log(monkeypatch: pytest.MonkeyPatc
     assert "solver@1 of tiny-1" in result.stdout
     assert "broken is skipped, because it cannot be read: the file system" in result.stderr
     assert "Input/output error" in call("promotions", "broken", code=1).stderr
+
+
+def test_a_store_that_goes_away_is_no_empty_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    call("promote", "tiny-1", "--name", "mine")
+    fail_reads(monkeypatch, "promotions/mine/00000001.json")
+    answers: Iterator[list[str]] = iter([["mine"]])
+
+    def names(store: ObjectStore) -> list[str]:
+        for answer in answers:
+            return answer
+        raise TransientError("the store does not answer")
+
+    monkeypatch.setattr(promotions, "names", names)
+    assert call("promotions", code=1).stderr == "the store does not answer\n"
 
 
 def test_repair_brings_tags_back_and_names_what_it_cannot_do(run: ObjectStore) -> None:
