@@ -20,11 +20,9 @@ from storage.records.types import Json
 from storage.store import source_files
 
 LINE_BYTES_MAX = 2**24
+"""Of a JSONL file: a file that is one large JSON value is refused before the memory is full."""
 PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 """Faults of a file that no second attempt changes."""
-"""Of a JSONL file: a file that is one large JSON value is refused before the memory is full."""
-
-
 FETCHED_BYTES_MAX = 2**34
 """Of a file that is fetched: its copy is on the machine's disk while it is read."""
 TEMPORARY_PREFIX = "astraflow-prompts-"
@@ -53,7 +51,9 @@ class FilePrompts(Columns):
 def read_file(source: FilePrompts) -> list[Prompt]:
     """Return the prompts of the file: line or row n (from 1) becomes `{file stem}/{n - 1}`.
 
-    Raises ConfigError that names the file, and the lines or rows that cannot be used.
+    Raises:
+        ConfigError: names the file, and the lines or rows that cannot be used.
+        TransientError: its drive or server does not answer.
     """
     if suffix(source.path) not in SUFFIXES:
         raise ConfigError(
@@ -75,7 +75,8 @@ def numbered_rows(file: RowsFile, dates: Collection[str] = ()) -> tuple[Numbered
     """Return the rows of a file with their numbers (from 1), and what a row is called.
 
     Lines of JSONL are not parsed yet; blank ones are skipped. Rows are read as they are taken, and
-    then ConfigError is raised for a file that is not Parquet, or a line longer than LINE_BYTES_MAX.
+    then ConfigError is raised for a file that is not Parquet, or a line longer than LINE_BYTES_MAX,
+    and TransientError for a drive that does not answer.
 
     Args:
         dates: columns of Parquet whose times become text.

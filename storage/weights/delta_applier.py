@@ -220,8 +220,8 @@ def _check_growth(
     wholes = {entries[name].tensor for name in infos if is_whole[name]}
     # Of an adapter whose step changed nothing, all B with the same shape share one entry.
     stored_bytes = whole_bytes + sum(bytes_of(infos[name]) for name in wholes)
-    for kind, stored in ((True, stored_bytes), (False, whole_bytes)):
-        claimed = sum(bytes_of(info) for name, info in infos.items() if is_whole[name] is kind)
+    for of_whole, stored in ((True, stored_bytes), (False, whole_bytes)):
+        claimed = sum(bytes_of(info) for name, info in infos.items() if is_whole[name] is of_whole)
         if claimed > GROWTH_MAX * stored:
             raise CorruptError(
                 f"{place} has {claimed} bytes of tensors that go back to {stored} "

@@ -14,19 +14,18 @@ from typer.testing import CliRunner, Result
 from deployments.cli.app import app
 from deployments.cli.output import live_view, tables
 from deployments.cli.output.plain_console import PlainConsole
-from storage.errors import CorruptError, TransientError
+from storage.errors import CorruptError
 from storage.formats.json_objects import seal, unseal
 from storage.records.control import Stop
 from storage.run import runs
 from storage.run.runs import RunRecord
-from storage.store.local import LocalFiles
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from tasks.monitoring.status import status
 from tasks.recipes.run_terms import run_terms
 from tasks.reports.page import render_report
 from tests.support.runs.small_run import SmallRun
-from tests.support.stores.bad_sectors import fail_reads
+from tests.support.stores.bad_sectors import fail_reads, go_away
 from tests.support.stores.ordinary_user import as_ordinary_user
 from tests.support.stores.strange_objects import STRANGE, link, strange, take_place
 
@@ -318,18 +317,14 @@ def test_a_store_that_is_away_is_an_error_and_not_the_fault_of_its_runs(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_reads(monkeypatch, "runs/bad/run.json")
-
-    answers = iter([["bad", "good"]])
-
-    def folders(_: LocalFiles, prefix: str) -> list[str]:
-        for answer in answers:
-            return answer
-        raise TransientError(f"the server is away: {prefix}")
-
-    monkeypatch.setattr(LocalFiles, "folders", folders)
+    go_away(monkeypatch)
     for _ in range(2):  # it goes away while the runs are read, and then it is away
         result = call("runs")
-        assert (result.exit_code, result.stderr) == (1, "the server is away: runs/\n")
+        assert (result.exit_code, result.stdout, result.stderr) == (
+            1,
+            "",
+            "the store is away: runs/\n",
+        )
 
 
 def test_an_undamaged_run_has_no_problems(store: ObjectStore) -> None:

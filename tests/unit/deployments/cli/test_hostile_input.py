@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from deployments.cli.app import app
+from deployments.cli.output.terminal import write_text
 from storage.errors import ConfigError
 from tasks.recipes import yaml_file
 from tasks.recipes.yaml_file import read
 from tests.support.runs.small_run import SmallRun
+from tests.support.stores.ordinary_user import as_ordinary_user
 
 BASE = "extends: multi_policy_tiny\n"
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -540,6 +542,19 @@ def test_a_report_keeps_the_mode_of_the_file_that_it_replaces(run: Path, tmp_pat
     page.chmod(0o640)
     assert call("report", "tiny-1", "--out", str(page)).exit_code == 0
     assert page.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_page_is_written_into_a_file_whose_folder_cannot_be_written(tmp_path: Path) -> None:
+    page = tmp_path / "pages" / "page.html"
+    page.parent.mkdir()
+    page.write_text("the earlier one")
+
+    def work() -> None:
+        page.parent.chmod(0o555)
+        write_text(page, "new")
+        assert page.read_text() == "new"
+
+    as_ordinary_user(tmp_path, work)
 
 
 def test_a_report_replaces_what_a_link_names(run: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ def test_a_port_with_a_listener_is_skipped_for_the_next_one() -> None:
 def test_a_range_without_a_free_port_gives_an_error_that_names_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A range of one port: a hundred adjacent ones may be in use by others, or not."""
     monkeypatch.setattr(ports, "PORTS_TRIED_MAX", 1)
     with socket.socket() as listener:
         listener.bind((ports.HOST, 0))

@@ -317,11 +317,14 @@ def test_a_merge_that_would_multiply_what_is_stored_is_not_begun(
     manifest = replace(manifest, tensors=infos, digest=weights_digest(infos))
     memory_store.put(layout.manifest(layout.weights("solver", 8)), seal(manifest))
 
+    stored = memory_store.list()
+
     def merge(*_: object, **__: object) -> None:
-        raise AssertionError("changes are merged")
+        raise AssertionError("changes are merged, which takes gigabytes")
 
     monkeypatch.setattr(deltas, "merge", merge)
     assert not compaction.merge(memory_store, "solver", 8, 0)
+    assert memory_store.list() == stored
 
 
 @pytest.mark.usefixtures("pays")

@@ -1,15 +1,12 @@
 """`astraflow promote`, `rollback` and `promotions`, without servers."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from deployments.cli.app import app
-from storage.errors import TransientError
-from storage.promotion import promotions
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import tags
 from tests.support.runs.contestants import (
@@ -19,7 +16,7 @@ from tests.support.runs.contestants import (
     evaluate_as_best,
 )
 from tests.support.runs.promotable import create_run, evaluate
-from tests.support.stores.bad_sectors import fail_reads
+from tests.support.stores.bad_sectors import fail_reads, go_away
 from tests.support.stores.ordinary_user import as_ordinary_user
 
 
@@ -144,15 +141,9 @@ def test_a_log_on_a_bad_sector_hides_no_other_log(monkeypatch: pytest.MonkeyPatc
 def test_a_store_that_goes_away_is_no_empty_list(monkeypatch: pytest.MonkeyPatch) -> None:
     call("promote", "tiny-1", "--name", "mine")
     fail_reads(monkeypatch, "promotions/mine/00000001.json")
-    answers: Iterator[list[str]] = iter([["mine"]])
-
-    def names(store: ObjectStore) -> list[str]:
-        for answer in answers:
-            return answer
-        raise TransientError("the store does not answer")
-
-    monkeypatch.setattr(promotions, "names", names)
-    assert call("promotions", code=1).stderr == "the store does not answer\n"
+    go_away(monkeypatch)
+    result = call("promotions", code=1)
+    assert (result.stdout, result.stderr) == ("", "the store is away: promotions/\n")
 
 
 def test_repair_brings_tags_back_and_names_what_it_cannot_do(run: ObjectStore) -> None:
