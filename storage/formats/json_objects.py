@@ -133,8 +133,9 @@ def _with_header(record: Any, **header: str) -> Json:
     return {"format": FORMAT, "write_id": write_id, **header, **fields}
 
 
-def parse(body: bytes, label: str, values_max: int = VALUES_MAX) -> Json:
-    """Parse an untrusted JSON object, with limits on nesting and on the number of its values.
+def parse(body: bytes, label: str, values_max: int | None = None) -> Json:
+    """Parse an untrusted JSON object, with limits on nesting and on the number of its values, which
+    is VALUES_MAX where no other is given.
 
     Raises CorruptError, with `label`, when it is not a JSON object.
     """
@@ -159,8 +160,9 @@ def _load(body: bytes, label: str) -> Json:
     return fields
 
 
-def _check_num_values(text: bytes, label: str, values_max: int = VALUES_MAX) -> None:
+def _check_num_values(text: bytes, label: str, values_max: int | None = None) -> None:
     """Raise CorruptError for too many values, each of which may be two bytes long."""
+    values_max = VALUES_MAX if values_max is None else values_max
     if (
         _num_values_at_most(text) > values_max
         and (num_values := _num_values_at_most(_STRING.sub(b'""', text))) > values_max

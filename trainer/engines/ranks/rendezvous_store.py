@@ -22,7 +22,7 @@ _AMOUNT = re.compile(rb"-?[0-9]{1,19}")
 class RendezvousStore(Store):
     """The store by which torch.distributed forms groups, over the entries of a round.
 
-    A name is either set once, or a counter.
+    A name is either set to one value, by any number of ranks, or a counter.
     """
 
     def __init__(self, rendezvous: Rendezvous) -> None:
@@ -30,7 +30,13 @@ class RendezvousStore(Store):
         self._rendezvous = rendezvous
 
     def set(self, key: str, value: bytes | str) -> None:
-        self._rendezvous.create(key, value.encode() if isinstance(value, str) else bytes(value))
+        """Set a value; ConflictError when the name has another one."""
+        body = value.encode() if isinstance(value, str) else bytes(value)
+        try:
+            self._rendezvous.create(key, body)
+        except ConflictError:
+            if self._rendezvous.read(key) != body:
+                raise
 
     def get(self, key: str) -> bytes:
         self.wait([key])

@@ -134,6 +134,14 @@ def test_two_processes_form_groups_with_it(run: ObjectStore) -> None:
     assert [member.communicate()[0] for member in members] == ["6.0\n", "6.0\n"]
 
 
+def test_the_last_ranks_of_a_barrier_may_both_set_the_same_value(run: ObjectStore) -> None:
+    """Ranks that join at the same time both find that all are there."""
+    store, other = store_of(run), store_of(run)
+    store.set("last", "1")
+    other.set("last", b"1")
+    assert other.get("last") == b"1"
+
+
 def test_a_value_is_set_once_and_a_counter_is_a_sum(run: ObjectStore) -> None:
     store, other = store_of(run), store_of(run)
     assert not other.check(["0//a"])
