@@ -93,7 +93,7 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
     limit_s = config.supervise.heartbeat_limit_s
     newest = {policy: _newest(run, policy, beats, problems) for policy in config.policies}
     has_begun = any(each.batches for each in newest.values()) or shards.exists(run, 0)
-    state = _state(stop, beats, now, limit_s, has_begun)
+    state = _state(stop, beats, record.created_s, now, limit_s, has_begun)
     played, tagged = evaluations.read_all(run), tags.read_all(run)
     problems += _unreadable("evaluation", played.unreadable) + _unreadable("tag", tagged.unreadable)
     scores = [
@@ -172,7 +172,8 @@ def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
         policy: newest_version(run, policy, _hint(policy, beats)) for policy in config.policies
     }
     has_begun = any(versions.values()) or shards.exists(run, 0)
-    state = _state(stop, beats, now_s, config.supervise.heartbeat_limit_s, has_begun)
+    limit_s = config.supervise.heartbeat_limit_s
+    state = _state(stop, beats, record.created_s, now_s, limit_s, has_begun)
     return RunSummary(
         run_id=run_id,
         state=state,
@@ -261,13 +262,21 @@ def is_alive(beat: Heartbeat, now_s: float, limit_s: float) -> bool:
 
 
 def _state(
-    stop: Stop | None, beats: Iterable[Heartbeat], now_s: float, limit_s: float, has_begun: bool
+    stop: Stop | None,
+    beats: Iterable[Heartbeat],
+    created_s: float,
+    now_s: float,
+    limit_s: float,
+    has_begun: bool,
 ) -> State:
-    """The state in `stop.json`; before that, the run goes on as long as its supervisor is alive."""
+    """The state in `stop.json`; before that, the run goes on as long as its supervisor is alive,
+    whose first heartbeat follows the creation of the run.
+    """
     if stop is not None:
         return stop.state
     supervisor = _beat(beats, "supervisor")
-    if supervisor is None or not is_alive(supervisor, now_s, limit_s):
+    goes_on = is_alive(supervisor, now_s, limit_s) if supervisor else now_s - created_s <= limit_s
+    if not goes_on:
         return "interrupted"
     return "running" if has_begun else "starting"
 

@@ -17,9 +17,11 @@ from deployments.stack import cpu_features, environment, processes, state, up_do
 from deployments.stack.machine import Machine, this_machine
 from deployments.stack.processes import MARK
 from deployments.stack.state import SERVER, Stack
+from storage import layout
 from storage.coordination import heartbeats
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
+from storage.formats.json_objects import seal
 from storage.run import runs
 from storage.store.object_store import open_store
 from tasks.recipes import loader
@@ -87,13 +89,14 @@ def test_runs_that_an_unreachable_server_did_not_cancel_are_named(
 
 
 def _silent_run(home: Home, run_id: str, pid: int, state: str = "working") -> None:
-    """A run whose supervisor, the process `pid`, wrote its last heartbeat a minute ago."""
+    """A run whose supervisor, the process `pid`, wrote its last heartbeat two minutes ago."""
     run = runs.create_run(
         open_store(home.store.as_uri()),
         run_id,
         loader.load("multi_policy_tiny").model_dump(mode="json"),
     )
     ago_s = time.time() - 60.0
+    run.put(layout.RUN, seal(replace(runs.read_run(run), created_s=ago_s - 120.0)))
     heartbeat = builders.heartbeat(
         "supervisor",
         "supervisor",

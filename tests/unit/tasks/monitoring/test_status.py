@@ -171,6 +171,17 @@ def test_a_run_with_a_silent_supervisor_is_interrupted_with_a_hint_how_to_resume
     assert report.started + report.elapsed_s == NOW_S - 1
 
 
+def test_a_new_run_is_starting_before_the_first_heartbeat_of_its_supervisor() -> None:
+    small_run = SmallRun("status-new")
+    limit_s = small_run.config.supervise.heartbeat_limit_s
+    for at_s, state in (
+        (small_run.created_s + limit_s, "starting"),
+        (small_run.created_s + limit_s + 1, "interrupted"),
+    ):
+        assert status(small_run.store, RUN_ID, at_s).state == state
+        assert [run.state for run in runs(small_run.store, at_s)] == [state]
+
+
 def test_a_run_without_batches_is_starting() -> None:
     small_run = SmallRun("status-starting")
     small_run.beat("supervisor", "supervisor", NOW_S, note="building the base model")
