@@ -34,6 +34,10 @@ ENCODING_GROWTH_MAX = 2**12
 """By which all steps before and after the model together may make a text longer. Those of common
 models: below 2,400.
 """
+ENCODING_PARTS_MAX = 512
+"""JSON objects of these steps, of which each has one to three. Common models have some twenty. All
+steps of a normalizer are applied to each added token when the file is loaded.
+"""
 _ENCODING = ("normalizer", "pre_tokenizer", "post_processor")
 _ENCODING_GROWTH: Mapping[Any, int] = MappingProxyType(
     {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "BertNormalizer": 12, "ByteLevel": 4}
@@ -42,24 +46,26 @@ _ENCODING_GROWTH: Mapping[Any, int] = MappingProxyType(
 
 
 def check_file(body: bytes) -> None:
-    """Raise CorruptError for a `tokenizer.json` with which a text may become much longer.
+    """Raise CorruptError for a `tokenizer.json` with which a text may become much longer, or takes
+    very many steps.
 
     Called before the file is loaded: its normalizer is applied to its added tokens then.
     """
     fields = parse(body, TOKENIZER, VALUES_MAX)
-    growth = 1
+    growth, num_parts = 1, 0
     pending = [fields.get(part) for part in _ENCODING]
     while pending:
         part = pending.pop()
         if isinstance(part, dict):
+            num_parts += 1
             growth *= _encoding_growth(part)
             pending += part.values()
         elif isinstance(part, list):
             pending += part
-        if growth > ENCODING_GROWTH_MAX:
+        if growth > ENCODING_GROWTH_MAX or num_parts > ENCODING_PARTS_MAX:
             raise CorruptError(
-                f"the {', '.join(_ENCODING)} of {TOKENIZER} make a text more than "
-                f"{ENCODING_GROWTH_MAX:,} times as long"
+                f"the {', '.join(_ENCODING)} of {TOKENIZER} have more than {ENCODING_PARTS_MAX} "
+                f"parts, or make a text more than {ENCODING_GROWTH_MAX:,} times as long"
             )
 
 

@@ -7,7 +7,7 @@ A reader checks the bytes, the key, and that each result is in [0, 1] or NaN. Th
 play or schedule evaluations.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -116,11 +116,6 @@ def read_all(
         except CorruptError as error:
             unreadable[name] = str(error)
     return Evaluations(tuple(readable), unreadable)
-
-
-def missing(run: ObjectStore, vectors: Iterable[Mapping[str, int]]) -> list[Mapping[str, int]]:
-    """The vectors of versions that have no evaluation yet."""
-    return [versions for versions in vectors if not exists(run, versions)]
 
 
 @dataclass(frozen=True)

@@ -185,14 +185,16 @@ class ShardAudit:
     def _add_sequence(self, shard: Shard, key: SequenceKey, sequence: Sequence) -> None:
         """Check the versions of a sequence's tokens, and keep its digest for each policy."""
         for policy, of_policy in sequence.sampled_by():
-            for version in np.unique(sequence.versions[of_policy]).tolist():
-                if version not in shard.weights.get(policy, {}):
-                    self._findings.add(
-                        Invariant.VERSIONS_EXIST,
-                        layout.shard(key.order),
-                        f"{_name(key)} has tokens of version {version} of {policy}, whose weights "
-                        "it does not name",
-                    )
+            named = shard.weights.get(policy, {})
+            versions = np.unique(sequence.versions[of_policy]).tolist()
+            if unnamed := [version for version in versions if version not in named]:
+                more = f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else ""
+                self._findings.add(
+                    Invariant.VERSIONS_EXIST,
+                    layout.shard(key.order),
+                    f"{_name(key)} has tokens of version {unnamed[0]}{more} of {policy}, whose "
+                    "weights it does not name",
+                )
             digest = _trainer_digest(
                 shard.groups[key.group].prompt.id,
                 sequence.tokens,

@@ -1,5 +1,6 @@
 """The invariants of a run, and the violations of them that an audit finds."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
@@ -10,6 +11,9 @@ T = TypeVar("T")
 
 TEXT_MAX = 2_000
 """Characters of a violation; a stored text in it may have millions."""
+VIOLATIONS_MAX = 1_000
+"""Violations of one invariant that are listed of one object; a small shard may have millions."""
+MORE = "and more violations of this kind"
 
 
 class Invariant(IntEnum):
@@ -56,12 +60,15 @@ class Findings:
     """The violations that the audits of one run have found so far."""
 
     def __init__(self) -> None:
-        self._violations: set[Violation] = set()
+        self._texts: dict[tuple[Invariant, str], set[str]] = defaultdict(set)
         self._missing: set[str] = set()
 
     def add(self, invariant: Invariant, where: str, what: str) -> None:
-        """Add a violation; one that was added before is not counted again."""
-        self._violations.add(Violation(invariant, where, what[:TEXT_MAX]))
+        """Add a violation; one that was added before is not counted again. Those of one object
+        beyond VIOLATIONS_MAX are one.
+        """
+        texts = self._texts[invariant, where]
+        texts.add(what[:TEXT_MAX] if len(texts) < VIOLATIONS_MAX else MORE)
 
     def add_missing(self, where: str, what: str) -> None:
         """Add an object of a contiguous series that is missing, unless it was added before."""
@@ -81,4 +88,8 @@ class Findings:
 
     def violations(self) -> tuple[Violation, ...]:
         """Return the violations, sorted by invariant, object and text."""
-        return tuple(sorted(self._violations))
+        return tuple(
+            Violation(invariant, where, what)
+            for (invariant, where), texts in sorted(self._texts.items())
+            for what in sorted(texts, key=lambda text: (text == MORE, text))
+        )

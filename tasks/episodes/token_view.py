@@ -4,6 +4,7 @@ The shard has all but the advantages, which are in the batches that trained on t
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -94,11 +95,14 @@ def view(
     episode: Episode, played: PlayedEpisode, texts: TokenTexts, advantages: Advantages
 ) -> tuple[ViewedSequence, ...]:
     """Return the sequences of an episode with their tokens."""
+    played_at: dict[int, list[PlayedSequence]] = defaultdict(list)
+    for each in played.sequences:
+        played_at[each.place].append(each)
     return tuple(
         _sequence(
             SequenceKey(played.order, played.group, played.episode, place),
             sequence,
-            tuple(each for each in played.sequences if each.place == place),
+            tuple(played_at[place]),
             texts,
             advantages,
         )

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 HOME = "home"
 VERSIONS_AHEAD = 16
-"""Versions beyond the newest one whose evaluations count as missing: some may appear meanwhile."""
+"""Evaluations of versions that do not exist yet, which count as missing: some may appear meanwhile.
+"""
 MIRROR_PATIENCE_S = 10.0
 """A call on a mirror gives up after this time."""
 
@@ -102,9 +103,7 @@ def survey(
     """
     now = time.time() if now_s is None else now_s
     versions = {policy: set(named) for policy, named in (settings.versions or {}).items()}
-    newest = max(manifests.latest(run, policy) or 0 for policy in config.policies)
-    due = config.evaluated_versions(newest + VERSIONS_AHEAD)
-    for vector in evaluations.missing(run, due):
+    for vector in _to_evaluate(run, config):
         for policy, version in vector.items():
             versions.setdefault(policy, set()).add(version)
     for policy, spec in config.policies.items():
@@ -142,6 +141,20 @@ def survey(
         except AstraFlowError as error:
             unreachable[name] = str(error)
     return Survey(run_id, home, tuple(mirrors), unreachable)
+
+
+def _to_evaluate(run: ObjectStore, config: RunConfig) -> Iterator[Mapping[str, int]]:
+    """Yield the version vectors without an evaluation, up to VERSIONS_AHEAD that do not exist. The
+    newest version is not searched for: a stray one of a high number would make a million of them.
+    """
+    absent = 0
+    for vector in config.evaluated_versions():
+        if evaluations.exists(run, vector):
+            continue
+        yield vector
+        absent += not any(manifests.exists(run, *version) for version in vector.items())
+        if absent == VERSIONS_AHEAD:
+            return
 
 
 def remove(surveyed: Survey) -> dict[str, str]:

@@ -4,7 +4,8 @@ People write it as YAML (`recipes/`), which `loader.py` reads. The resolved form
 run's `run.json`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -201,17 +202,13 @@ class RunConfig(Frozen):
         }
         return {**settings, "policies": resolved}
 
-    def evaluated_versions(self, newest: int | None = None) -> tuple[dict[str, int], ...]:
-        """The version vectors to evaluate, in order: 0, every `evaluation.every`-th, the last; up
-        to `newest`, if it is given. There may be a million.
+    def evaluated_versions(self) -> Iterator[dict[str, int]]:
+        """Yield the version vectors to evaluate, in order: 0, every `evaluation.every`-th, the
+        last. There may be a million.
         """
-        if self.evaluation is None:
-            return ()
-        last = self.steps if newest is None else newest
-        due = [*range(0, min(self.steps, last + 1), self.evaluation.every)]
-        if last >= self.steps:
-            due.append(self.steps)
-        return tuple(dict.fromkeys(self.policies, version) for version in due)
+        if self.evaluation is not None:
+            for version in chain(range(0, self.steps, self.evaluation.every), [self.steps]):
+                yield dict.fromkeys(self.policies, version)
 
     @model_validator(mode="after")
     def _number_of_workers(self) -> "RunConfig":

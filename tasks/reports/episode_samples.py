@@ -23,6 +23,9 @@ TOKENS_PER_SEQUENCE_MAX = 600
 """Tokens shown of one sequence; the middle of a longer one is left out."""
 TOKENS_MAX = 16_000
 """Tokens shown of all episodes together; the page then is smaller than two megabytes."""
+SHARD_TOKENS_MAX = 2**18
+"""Tokens of one shard that are decoded before episodes are chosen; a small shard may have millions.
+"""
 LEFT_OUT = " … "
 
 Outcome = Literal["right", "wrong", "mended", "spoiled", "failed"]
@@ -112,7 +115,8 @@ def _phases(orders: Many[int]) -> Iterator[tuple[str, list[int]]]:
 
 
 def _of_shard(shard: Shard, phase: str, decode: Decode) -> Iterator[EpisodeSample]:
-    """The first episode of each outcome, of every group."""
+    """The first episode of each outcome, of every group, up to SHARD_TOKENS_MAX."""
+    num_tokens = 0
     for index, group in enumerate(shard.groups):
         outcomes: set[Outcome] = set()
         for number, episode in enumerate(group.episodes):
@@ -120,6 +124,7 @@ def _of_shard(shard: Shard, phase: str, decode: Decode) -> Iterator[EpisodeSampl
             if outcome in outcomes:
                 continue
             outcomes.add(outcome)
+            turns = tuple(_turns(episode, decode))
             yield EpisodeSample(
                 phase=phase,
                 outcome=outcome,
@@ -135,8 +140,11 @@ def _of_shard(shard: Shard, phase: str, decode: Decode) -> Iterator[EpisodeSampl
                 failure_kind=episode.failure_kind,
                 seconds=episode.seconds,
                 versions=_versions(episode),
-                turns=tuple(_turn(sequence, decode) for sequence in episode.sequences),
+                turns=turns,
             )
+            num_tokens += sum(_num_shown(turn.num_tokens) for turn in turns)
+            if num_tokens > SHARD_TOKENS_MAX:
+                return
 
 
 def _outcome(episode: Episode) -> Outcome:
@@ -158,6 +166,20 @@ def _versions(episode: Episode) -> dict[str, tuple[int, int]]:
             low, high = ranges.get(policy, (first, last))
             ranges[policy] = (min(low, first), max(high, last))
     return ranges
+
+
+def _turns(episode: Episode, decode: Decode) -> Iterator[TurnText]:
+    """The first sequences of the episode, with about TOKENS_MAX tokens together."""
+    num_tokens = 0
+    for sequence in episode.sequences:
+        yield _turn(sequence, decode)
+        num_tokens += 1 + _num_shown(len(sequence.tokens))
+        if num_tokens > TOKENS_MAX:
+            return
+
+
+def _num_shown(num_tokens: int) -> int:
+    return min(num_tokens, TOKENS_PER_SEQUENCE_MAX)
 
 
 def _turn(sequence: Sequence, decode: Decode) -> TurnText:
@@ -215,11 +237,7 @@ def _varied(samples: list[EpisodeSample], count: int) -> list[EpisodeSample]:
 
 def _bounded(samples: list[EpisodeSample]) -> Iterator[EpisodeSample]:
     """Evenly spread episodes with at most about TOKENS_MAX tokens together."""
-    num_tokens = sum(
-        min(turn.num_tokens, TOKENS_PER_SEQUENCE_MAX)
-        for episode in samples
-        for turn in episode.turns
-    )
+    num_tokens = sum(_num_shown(turn.num_tokens) for episode in samples for turn in episode.turns)
     share = min(1.0, TOKENS_MAX / max(num_tokens, 1))
     indices = (
         sample(len(samples), max(1, int(len(samples) * share)))

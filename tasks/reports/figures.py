@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 from storage.records.control import Heartbeat
 from storage.run.evaluations import SOLO_WORKFLOW, Evaluation, scores
@@ -39,7 +40,7 @@ class Figure:
 
 def policy_colors(policies: Iterable[str]) -> dict[str, int]:
     free = (color for color in range(NUM_COLORS) if color != TEAM_COLOR)
-    return dict(zip(policies, free, strict=False))
+    return dict(zip(policies, cycle(free), strict=False))
 
 
 def score_color(workflow: str, colors: Mapping[str, int], names: ScoreNames) -> int:

@@ -115,7 +115,7 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
             # It may copy the rest within the time to stop: a slow mirror does not delay the run.
             return all(manifests.exists(run, policy, config.steps) for policy in config.policies)
         case "evaluation":
-            return evaluations.exists(run, config.evaluated_versions()[-1])
+            return evaluations.exists(run, dict.fromkeys(config.policies, config.steps))
 
 
 class FlowRunPhase(Enum):

@@ -33,7 +33,14 @@ from storage.run.runs import create_run, request_stop
 from storage.store.object_store import ObjectStore
 from storage.verify.shards import row_digest
 from storage.verify.verify import Verdict, verify
-from storage.verify.violations import TEXT_MAX, Invariant, Violation
+from storage.verify.violations import (
+    MORE,
+    TEXT_MAX,
+    VIOLATIONS_MAX,
+    Findings,
+    Invariant,
+    Violation,
+)
 from storage.weights import manifests, publisher, tags
 from tasks.recipes.run_terms import run_terms
 from tests.support.runs import builders
@@ -984,3 +991,31 @@ def test_an_id_that_many_rows_share_is_hashed_once() -> None:
     rows = [replace(builders.row(), prompt_id=id_) for id_ in (OnceHashed("a"), "a", "b")]
     first, same, other = map(row_digest, rows)
     assert first == same != other
+
+
+def test_versions_without_a_digest_are_one_violation_of_each_sequence(run: ObjectStore) -> None:
+    answer = [40] * 2000
+    sequence = builders.sequence(answer=answer)
+    sequence.versions[sequence.loss_mask] = np.arange(1000, 3000)
+    group = builders.group(builders.episode(*[sequence] * 1500))
+    rewrite(run, layout.shard(0), shards.encode(builders.shard(group)))
+    found = [
+        violation.what
+        for violation in verified(run).violations
+        if (violation.invariant, violation.where) == (4, layout.shard(0))
+    ]
+    assert len(found) == VIOLATIONS_MAX + 1
+    what = "tokens of version 1000 and 1999 more of solver, whose weights it does not name"
+    assert all(text.endswith(what) for text in found[:-1])
+    assert found[-1] == MORE
+
+
+def test_violations_of_one_object_do_not_hide_those_of_another() -> None:
+    findings = Findings()
+    for number in range(VIOLATIONS_MAX + 5):
+        findings.add(Invariant.LEDGER, "a", str(number))
+    findings.add(Invariant.LEDGER, "b", "wrong")
+    findings.add(Invariant.LEDGER, "b", "wrong")
+    listed = findings.violations()
+    assert [each.what for each in listed[-2:]] == [MORE, "wrong"]
+    assert len(listed) == VIOLATIONS_MAX + 2

@@ -13,7 +13,7 @@ from prefect.logging import disable_run_logger
 from flows import run_gc
 from rollout.config import RegionConfig
 from storage import layout
-from storage.errors import ConfigError, NotFoundError, TransientError
+from storage.errors import ConfigError, CorruptError, NotFoundError, TransientError
 from storage.formats import json_objects
 from storage.records.control import Stop
 from storage.records.weights import HostTensor
@@ -116,6 +116,20 @@ def test_evaluations_are_looked_for_of_versions_that_exist_or_will_soon(
     monkeypatch.setattr(evaluations, "exists", lambda _, vector: looked_for.append(vector))
     garbage_collection.survey(run, "one", config, WANTED)
     assert looked_for == [{"solver": version} for version in range(due)]
+
+
+def test_stray_versions_of_high_numbers_make_no_long_search_for_evaluations(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = make_run(store, "one")
+    config = loader.load("single_policy_tiny", {"steps": 1_000_000, "evaluation.every": 1})
+    for exponent in range(21):  # where a search that doubles its stride looks
+        run.put(layout.manifest(layout.weights("solver", 2**exponent - 1)), b"{}")
+    looked_for: list[Mapping[str, int]] = []
+    monkeypatch.setattr(evaluations, "exists", lambda _, vector: looked_for.append(vector))
+    with pytest.raises(CorruptError, match="is missing, version 1048575 exists"):
+        garbage_collection.survey(run, "one", config, WANTED)
+    assert len(looked_for) < 100
 
 
 def test_an_unreachable_mirror_is_reported_and_the_next_gc_finishes_it(

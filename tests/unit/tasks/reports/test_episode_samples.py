@@ -4,7 +4,15 @@ import numpy as np
 
 from storage.records.rollouts import FailureKind
 from storage.run import shards
-from tasks.reports.episode_samples import LEFT_OUT, TOKENS_PER_SEQUENCE_MAX, Piece, sample_episodes
+from tasks.reports.episode_samples import (
+    LEFT_OUT,
+    SHARD_TOKENS_MAX,
+    TOKENS_MAX,
+    TOKENS_PER_SEQUENCE_MAX,
+    Piece,
+    _of_shard,
+    sample_episodes,
+)
 from tests.support.runs import builders
 from tests.support.runs.small_run import SmallRun
 
@@ -90,3 +98,20 @@ def test_the_middle_of_a_long_sequence_is_omitted() -> None:
 
 def test_a_run_without_orders_has_no_episodes() -> None:
     assert sample_episodes(SmallRun("episodes-none").run, [], "solver") == []
+
+
+def test_of_an_episode_of_very_many_tokens_the_first_sequences_are_shown() -> None:
+    small_run = SmallRun("episodes-large")
+    play = builders.episode(*[builders.sequence(answer=[40] * 5_000)] * 100)
+    shards.create(small_run.run, builders.shard(builders.group(play)))
+    (result,) = sample_episodes(small_run.run, [0], "solver")
+    assert len(result.turns) == 1 + TOKENS_MAX // (1 + TOKENS_PER_SEQUENCE_MAX)
+
+
+def test_of_a_shard_of_very_many_tokens_the_first_episodes_are_decoded() -> None:
+    small_run = SmallRun("episodes-many")
+    play = builders.episode(*[builders.sequence(answer=[40] * 600)] * 20)
+    shards.create(small_run.run, builders.shard(*[builders.group(play)] * 40))
+    decoded = [*_of_shard(shards.read(small_run.run, 0), "early", str)]
+    shown = len(decoded) * 20 * TOKENS_PER_SEQUENCE_MAX
+    assert 0 <= shown - SHARD_TOKENS_MAX < 20 * TOKENS_PER_SEQUENCE_MAX

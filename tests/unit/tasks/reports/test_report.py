@@ -126,6 +126,13 @@ def test_an_accuracy_has_the_color_of_its_policy_or_of_the_team() -> None:
     assert figures.score_color("actor_and_verify", colors, names) == figures.TEAM_COLOR
 
 
+def test_every_policy_of_a_large_team_has_a_color() -> None:
+    policies = [f"p{number}" for number in range(100)]
+    colors = figures.policy_colors(policies)
+    assert list(colors) == policies
+    assert figures.TEAM_COLOR not in colors.values()
+
+
 def test_before_the_first_episode_the_answering_policy_is_not_named() -> None:
     small_run = SmallRun("report-unknown", TEAM)
     small_run.evaluation(0, [1, 0], [1, 1])
