@@ -55,9 +55,9 @@ def read_hub(source: HubPrompts) -> list[Prompt]:
         ) from error
     try:
         rows = datasets.load_dataset(source.hub, source.hub_config, split=source.split)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         # The hub's own errors (no network, no such set, no such configuration) are OSError or
-        # ValueError underneath.
+        # ValueError underneath; that of a data set with a script of its own is a RuntimeError.
         raise ConfigError(
             f"prompts.hub={source.hub} (configuration {source.hub_config}, split {source.split}) "
             f"cannot be loaded ({type(error).__name__}: {error}); check the names and the network, "

@@ -29,6 +29,8 @@ TEXT_BYTES_MAX = 2**24
 """Of one row, as of a line of a JSONL file."""
 MEMORY_BYTES_MAX = 2**32
 """Of all rows that are taken, as estimated with the two sizes below."""
+COLUMNS_MAX = 4_096
+"""Each name is compared with all columns of each row group."""
 ROW_BYTES, VALUE_BYTES = 512, 64
 """What one row and each of its values take besides text."""
 DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
@@ -58,6 +60,11 @@ def read_rows(
         raise ConfigError(
             f"{file}: the rows after row {number} do not fit in the memory of this "
             "machine; set prompts.limit, or write the file in smaller row groups"
+        ) from None
+    except RecursionError:
+        raise ConfigError(
+            f"{file} has a column that is nested too deep to be read; at most "
+            f"{json_values.DEPTH_MAX} levels can be stored: write the file without it"
         ) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(
@@ -152,6 +159,11 @@ def _plain_schema(schema: Any, file: RowsFile, dates: Collection[str]) -> Any:
     """
     import pyarrow as pa
 
+    if len(schema) > COLUMNS_MAX:
+        raise ConfigError(
+            f"{file} has {len(schema):,} columns, and at most {COLUMNS_MAX:,} are read; write the "
+            "file with those of the prompts alone"
+        )
     for index, column in enumerate(schema):
         if column.name in dates and (
             pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
+
 from data_ops.prompts.source import Columns
 from storage.errors import ConfigError
 from storage.formats import json_values
@@ -23,6 +25,10 @@ COLUMNS_SHOWN = 200
 DECIMAL_CHARACTERS_MAX = 1100
 """Characters of a decimal, enough for every float written out. Longer ones have no other meaning
 than to be rounded.
+"""
+PROMPT_BYTES_MAX = 2**25
+"""Of one prompt as JSON, in which a control character takes six bytes: a quarter of what an order
+may have.
 """
 DIGITS_SHOWN = 20
 """Characters of a long number in a message."""
@@ -133,7 +139,12 @@ def _fields(columns: Json, source: Columns) -> Json:
                 f"column {source.answer!r} has nothing after {source.answer_after!r} "
                 "(prompts.answer_after)"
             )
-    return {**columns, "question": question, "answer": answer}
+    fields = {**columns, "question": question, "answer": answer}
+    if (num_bytes := len(to_json(fields))) > PROMPT_BYTES_MAX:
+        raise BrokenRowError(
+            f"{num_bytes:,} bytes as JSON, more than the limit of {PROMPT_BYTES_MAX:,} of a prompt"
+        )
+    return fields
 
 
 def _parse(line: bytes) -> Json:

@@ -62,6 +62,15 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    value = int(loader.construct_yaml_int(node))
+    str(value)  # ValueError for one of base 16 with too many digits, as for one of base 10
+    return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+
+
 class _Dumper(yaml.SafeDumper):
     """Dumper whose text `_Loader` reads back unchanged."""
 

@@ -3,7 +3,7 @@
 import pytest
 
 from data_ops.algorithms import policy_groups
-from data_ops.prompts import parquet, path, source, window
+from data_ops.prompts import parquet, path, rows, source, window
 from rollout.agents import chat
 from storage.formats import arrow_sizes, json_objects, json_values, tensor_set
 from storage.run import prompt_windows
@@ -25,7 +25,9 @@ WINDOW_BYTES = window.DataWindow.model_fields["bytes_max"].default
         f"{tensor_set.EXTRA_FILES_MAX} files without tensors of "
         f"{tensor_set.EXTRA_FILE_BYTES_MAX / 2**20:g} MiB each",
         f"{path.LINE_BYTES_MAX / 2**20:g} MiB for a line of prompts and for the text of a Parquet "
-        f"row, {parquet.MEMORY_BYTES_MAX / 2**30:g} GiB for the rows of a Parquet file",
+        f"row, {rows.PROMPT_BYTES_MAX / 2**20:g} MiB for a prompt as JSON, "
+        f"{parquet.COLUMNS_MAX:,} columns and {parquet.MEMORY_BYTES_MAX / 2**30:g} GiB for the "
+        "rows of a Parquet file",
         f"{source.GENERATED_MAX:,} generated prompts",
         f"{window.FILES_MAX:,} files, `bytes_max` ({WINDOW_BYTES / 2**30:g} GiB) for all of them, "
         f"{source_files.LISTED_MAX:,} objects that one pattern looks at on S3, "

@@ -179,37 +179,57 @@ def test_without_the_package_datasets_the_message_has_the_install_command(
 
 
 class FakeDatasets(ModuleType):
-    """The used part of the package `datasets`: one data set, or an unreachable hub."""
+    """The used part of the package `datasets`: one data set, or an error of the hub."""
 
-    def __init__(self, reachable: bool) -> None:
+    def __init__(self, fault: Exception | None = None) -> None:
         super().__init__("datasets")
         self.exceptions = ModuleType("datasets.exceptions")
         self.exceptions.DatasetsError = type("DatasetsError", (Exception,), {})  # type: ignore[attr-defined]  # as there
-        self.reachable = reachable
+        self.fault = fault
         self.rows: list[dict[str, Any]] = [{"question": "1+1", "answer": "so #### 2"}]
 
     def load_dataset(
         self, name: str, configuration: str | None, split: str
     ) -> Iterator[dict[str, Any]]:
-        if not self.reachable:
-            raise ConnectionError("no route to the hub")
+        if self.fault is not None:
+            raise self.fault
         assert (name, configuration, split) == ("openai/gsm8k", "main", "test")
         return iter(self.rows)
 
 
 def test_a_hub_data_set_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(reachable=True))
+    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets())
     source = HubPrompts(hub="openai/gsm8k", hub_config="main", split="test", answer_after="####")
     prompt = read_hub(source)[0]
     assert (prompt.id, prompt.fields["answer"]) == ("openai/gsm8k/test/0", "2")
 
 
-def test_an_unreachable_hub_gives_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(reachable=False))
-    with pytest.raises(
-        ConfigError, match=r"no route to the hub\); check the names and the network"
-    ):
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ConnectionError("no route to the hub"),
+        RuntimeError("Dataset scripts are no longer supported, but found gsm8k.py"),
+    ],
+)
+def test_an_error_of_the_hub_has_a_remedy(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(fault))
+    with pytest.raises(ConfigError, match=rf"{fault}\); check the names and the network"):
         read_hub(HubPrompts(hub="openai/gsm8k"))
+
+
+def test_a_prompt_that_is_too_large_for_an_order_is_refused_with_its_row(tmp_path: Path) -> None:
+    def write(num_characters: int) -> FilePrompts:
+        rows = {"problem": ["\0" * num_characters], "answer": ["2"]}
+        pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+        return FilePrompts(path=str(tmp_path / "a.parquet"), question="problem")
+
+    with pytest.raises(
+        ConfigError, match=r"row 1: 33,600,0\d\d bytes as JSON, more than the limit"
+    ):
+        read_file(write(2_800_000))
+    assert len(read_file(write(2_700_000))) == 1
 
 
 UNSTORABLE = {
@@ -317,7 +337,7 @@ def test_a_parquet_row_with_invalid_text_is_named(tmp_path: Path) -> None:
 def test_a_hub_row_is_validated_and_columns_without_a_json_type_are_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fake = FakeDatasets(reachable=True)
+    fake = FakeDatasets()
     monkeypatch.setitem(sys.modules, "datasets", fake)
     source = HubPrompts(hub="openai/gsm8k", hub_config="main", split="test")
     fake.rows = [{"question": "1+1", "answer": "2", "image": b"\x00"}] * 2

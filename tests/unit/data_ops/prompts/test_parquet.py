@@ -117,6 +117,27 @@ def test_a_parquet_file_whose_columns_are_all_left_out_is_refused_with_their_typ
     )
 
 
+def test_a_file_with_too_many_columns_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(
+        pa.table({"question": ["1"], "answer": ["2"], "id": [3]}), tmp_path / "a.parquet"
+    )
+    monkeypatch.setattr(parquet, "COLUMNS_MAX", 2)
+    with pytest.raises(ConfigError, match=r"a\.parquet has 3 columns, and at most 2 are read; "):
+        read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
+
+
+def test_a_column_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    column = pa.array([1])
+    for _ in range(1_000):
+        column = pa.StructArray.from_arrays([column], names=["x"])
+    table = pa.table({"question": ["1"], "answer": ["2"], "x": column})
+    pq.write_table(table, tmp_path / "a.parquet", store_schema=False)
+    with pytest.raises(ConfigError, match=r"a\.parquet has a column that is nested too deep"):
+        read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
+
+
 def test_a_column_is_read_if_json_has_all_of_its_types_and_nothing_is_one(tmp_path: Path) -> None:
     row = {
         "question": "1?",

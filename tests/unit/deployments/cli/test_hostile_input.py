@@ -86,6 +86,8 @@ RECIPES = {
     "5,000 digits of base 16": BASE + f"steps: 0x{'F' * 5000}\n",
     "5,000 digits of base 16 as an argument": BASE
     + f"rollout: {{workflow: {{args: {{a: 0x{'F' * 5000}}}}}}}\n",
+    "5,000 digits of base 16 as a name": BASE
+    + f"rollout: {{workflow: {{name: 0x{'F' * 5000}}}}}\n",
     "infinitely many steps": BASE + "steps: .inf\n",
     "no number of steps": BASE + "steps: .nan\n",
     "10^30 steps": BASE + "steps: 1e30\n",
