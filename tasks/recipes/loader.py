@@ -25,6 +25,8 @@ from tasks.recipes.run_config import RunConfig
 from tasks.recipes.source import KeyPath, Source, brief, dump, find, is_path, override, read_source
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+PROBLEMS_SHOWN = 50
+"""Each hint takes a search of all settings: a file that is no recipe has thousands of mistakes."""
 MESSAGES = {
     "missing": "is missing; add it",
     "int_parsing": "must be a whole number",
@@ -55,7 +57,7 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
             its section.
 
     Raises:
-        ConfigError: with one line for each mistake.
+        ConfigError: with one line for each mistake, up to PROBLEMS_SHOWN.
     """
     source = read_source(recipe, _folders())
     override(source, overrides or {})
@@ -66,8 +68,10 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     try:
         config = RunConfig.model_validate(source.data)
     except ValidationError as error:
-        invalid = [_problem(source.data, dict(each)) for each in error.errors()]
-        raise _config_error(source, invalid) from None
+        errors = error.errors()
+        why = {setting.path: setting.why for setting in schema.foreign(source.data)}
+        invalid = [_problem(source.data, dict(each), why) for each in errors[:PROBLEMS_SHOWN]]
+        raise _config_error(source, invalid, len(errors)) from None
     if fault := json_values.fault(source.data):
         path, why = fault
         raise _config_error(source, [Problem(tuple(path.split(".")) if path else (), why)])
@@ -110,15 +114,20 @@ def _folders() -> tuple[Path, ...]:
     return RECIPES, Path.cwd() / "recipes"
 
 
-def _config_error(source: Source, mistakes: Sequence[Problem]) -> ConfigError:
+def _config_error(
+    source: Source, mistakes: Sequence[Problem], num_all: int | None = None
+) -> ConfigError:
+    num_all = num_all or len(mistakes)
     ordered = sorted(
         mistakes, key=lambda problem: (source.place(problem.path).line or 0, problem.path)
     )
-    lines = [f"{_where(source, p.path)}: {p.message}" for p in ordered]
-    if len(lines) == 1:
+    lines = [f"{_where(source, p.path)}: {p.message}" for p in ordered[:PROBLEMS_SHOWN]]
+    if num_all == 1:
         return ConfigError(lines[0])
+    if num_all > len(lines):
+        lines.append(f"and {num_all - len(lines)} more")
     return ConfigError(
-        "\n".join([f"{source.name}: {len(lines)} problems", *(f"  {line}" for line in lines)])
+        "\n".join([f"{source.name}: {num_all} problems", *(f"  {line}" for line in lines)])
     )
 
 
@@ -128,11 +137,13 @@ def _where(source: Source, path: KeyPath) -> str:
     return brief(place) if place in (f"--set {key}", key) else f"{brief(place)}: {brief(key)}"
 
 
-def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
+def _problem(
+    data: Mapping[str, Any], error: Mapping[str, Any], foreign: Mapping[KeyPath, str]
+) -> Problem:
+    """Describe an error of pydantic; `foreign` has the reason of each `schema.foreign` setting."""
     path = schema.without_tags(error["loc"])
     kind = str(error["type"])
     if kind == "extra_forbidden":
-        foreign = {setting.path: setting.why for setting in schema.foreign(data)}
         return Problem(path, foreign.get(path) or f"unknown key; {_suggestion(data, path)}")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _no_variant(data, path, error["input"])

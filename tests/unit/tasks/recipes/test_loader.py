@@ -121,6 +121,12 @@ def test_all_errors_are_reported_together_in_line_order() -> None:
     ]
 
 
+def test_of_thousands_of_errors_the_first_ones_are_described() -> None:
+    text = RECIPE + "".join(f"k{number}: 1\n" for number in range(1_000))
+    first, *lines, last = error_of(text).splitlines()
+    assert (first, len(lines), last) == ("recipe: 1000 problems", 50, "  and 950 more")
+
+
 def test_negative_staleness_is_refused() -> None:
     message = error_of(RECIPE, **{"data.max_staleness": -1})
     assert message == "--set data.max_staleness: must be greater than or equal to 0, not -1"
