@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -55,9 +56,7 @@ def read_hub(source: HubPrompts) -> list[Prompt]:
         ) from error
     try:
         rows = datasets.load_dataset(source.hub, source.hub_config, split=source.split)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        # The hub's own errors (no network, no such set, no such configuration) are OSError or
-        # ValueError underneath; that of a data set with a script of its own is a RuntimeError.
+    except Exception as error:  # the package raises anything for a damaged data set
         raise ConfigError(
             f"prompts.hub={source.hub} (configuration {source.hub_config}, split {source.split}) "
             f"cannot be loaded ({type(error).__name__}: {error}); check the names and the network, "
@@ -78,7 +77,7 @@ def _plain_rows(rows: Iterable[Json], what: str) -> Iterator[Json]:
     column is logged once.
     """
     logged: set[str] = set()
-    for row in rows:
+    for row in _decoded(rows, what):
         dropped = {name for name, value in row.items() if not json_values.is_plain(value)}
         if dropped - logged:
             log.warning(
@@ -88,3 +87,19 @@ def _plain_rows(rows: Iterable[Json], what: str) -> Iterator[Json]:
             )
             logged |= dropped
         yield {name: value for name, value in row.items() if name not in dropped}
+
+
+def _decoded(rows: Iterable[Json], what: str) -> Iterator[Json]:
+    """Yield the rows, which are decoded as they are taken."""
+    decoded = iter(rows)
+    for number in count(1):
+        try:
+            row = next(decoded)
+        except StopIteration:
+            return
+        except Exception as error:  # an image that is none, a package for audio that is missing
+            raise ConfigError(
+                f"{what}, row {number}: cannot be read ({type(error).__name__}: {error}); "
+                "correct that, or name a file without the column with prompts.path"
+            ) from error
+        yield row

@@ -69,8 +69,8 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
         config = RunConfig.model_validate(source.data)
     except ValidationError as error:
         errors = error.errors()
-        why = {setting.path: setting.why for setting in schema.foreign(source.data)}
-        invalid = [_problem(source.data, dict(each), why) for each in errors[:PROBLEMS_SHOWN]]
+        foreign = {setting.path: setting.why for setting in schema.foreign(source.data)}
+        invalid = [_problem(source.data, dict(each), foreign) for each in errors[:PROBLEMS_SHOWN]]
         raise _config_error(source, invalid, len(errors)) from None
     if fault := json_values.fault(source.data):
         path, why = fault

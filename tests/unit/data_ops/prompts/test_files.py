@@ -183,8 +183,6 @@ class FakeDatasets(ModuleType):
 
     def __init__(self, fault: Exception | None = None) -> None:
         super().__init__("datasets")
-        self.exceptions = ModuleType("datasets.exceptions")
-        self.exceptions.DatasetsError = type("DatasetsError", (Exception,), {})  # type: ignore[attr-defined]  # as there
         self.fault = fault
         self.rows: list[dict[str, Any]] = [{"question": "1+1", "answer": "so #### 2"}]
 
@@ -209,6 +207,7 @@ def test_a_hub_data_set_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ConnectionError("no route to the hub"),
         RuntimeError("Dataset scripts are no longer supported, but found gsm8k.py"),
+        TypeError("argument of type 'int' is not iterable"),
     ],
 )
 def test_an_error_of_the_hub_has_a_remedy(
@@ -217,6 +216,20 @@ def test_an_error_of_the_hub_has_a_remedy(
     monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(fault))
     with pytest.raises(ConfigError, match=rf"{fault}\); check the names and the network"):
         read_hub(HubPrompts(hub="openai/gsm8k"))
+
+
+def test_a_row_of_the_hub_that_cannot_be_decoded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Rows(list[dict[str, Any]]):
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            yield self[0]
+            raise ImportError("To support decoding audio data, please install 'torchcodec'.")
+
+    fake = FakeDatasets()
+    fake.rows = Rows(fake.rows)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    source = HubPrompts(hub="openai/gsm8k", hub_config="main", split="test")
+    with pytest.raises(ConfigError, match=r"gsm8k, row 2: cannot be read \(ImportError: To supp"):
+        read_hub(source)
 
 
 def test_a_prompt_that_is_too_large_for_an_order_is_refused_with_its_row(tmp_path: Path) -> None:
