@@ -52,6 +52,10 @@ from storage.store.backend import check_size
 from storage.store.object_store import ObjectStore, read_twice
 
 KIND = "shard"
+POLICIES_MIN, BYTES_PER_POLICY = 2**14, 2
+"""A file may have this many policies of sequences, and one for each so many of its bytes. A row
+takes some 24 bytes, and has one policy in most workflows.
+"""
 NAME_MAX = 100
 """Characters of the names of worker and region; longer ones, which no worker has, are cut."""
 TOKEN_COLUMNS = {name: list_of(pa.from_numpy_dtype(dtype)) for name, dtype in TOKEN_DTYPES.items()}
@@ -201,7 +205,12 @@ def encode_groups(
         "name": [s.name for s in sequences],
         "finish_reason": [s.finish_reason for s in sequences],
     }
-    return arrow_files.encode(SCHEMA, columns, kind, header_of(tuple(policy_sets)))
+    body = arrow_files.encode(SCHEMA, columns, kind, header_of(tuple(policy_sets)))
+    try:
+        _check_num_policies(sum(len(s.policies) for s in sequences), body, kind)
+    except CorruptError as error:
+        raise ConfigError(str(error)) from error
+    return body
 
 
 def decode(body: bytes) -> Shard:
@@ -232,7 +241,7 @@ def decode_groups(body: bytes, kind: str, header_type: type[H]) -> tuple[H, tupl
     header = build(header_type, text, f"a {kind}'s header")
     _check_header(header)
     _check_keys(table, header, kind)
-    sequences = iter(_sequences(table, header.policy_sets, kind))
+    sequences = iter(_sequences(table, header.policy_sets, kind, body))
     return header, tuple(
         Group(group.prompt, tuple(_episode(episode, sequences) for episode in group.episodes))
         for group in header.groups
@@ -320,7 +329,16 @@ def _check_keys(table: Table, header: GroupsHeader, kind: str) -> None:
         )
 
 
-def _sequences(table: Table, policy_sets: PolicySets, kind: str) -> list[Sequence]:
+def _check_num_policies(num_policies: int, body: bytes, kind: str) -> None:
+    """Check the number of policies of all sequences together: each is work for every reader."""
+    if num_policies > max(POLICIES_MIN, len(body) // BYTES_PER_POLICY):
+        raise CorruptError(
+            f"the sequences of a {kind} of {len(body)} bytes have {num_policies} policies "
+            "together; that is too many"
+        )
+
+
+def _sequences(table: Table, policy_sets: PolicySets, kind: str, body: bytes) -> list[Sequence]:
     lists = TokenLists.from_table(table, TOKEN_COLUMNS)
     check_temperatures(arrow_files.numbers(table, "temperature"))
     set_indices = arrow_files.numbers(table, "policy_set")
@@ -329,6 +347,7 @@ def _sequences(table: Table, policy_sets: PolicySets, kind: str) -> list[Sequenc
             f"a {kind}'s policy_set names one of {len(policy_sets)} sets that does not exist"
         )
     set_sizes = np.array([len(policies) for policies in policy_sets], dtype=np.int64)
+    _check_num_policies(int(set_sizes[set_indices].sum()), body, kind)
     check_tokens(lists, set_sizes[set_indices])
     reasons = arrow_files.strings(table, "finish_reason")
     check_finish_reasons(reasons)

@@ -10,6 +10,9 @@ from tasks.episodes.index import IndexedShard, PlayedEpisode
 from tasks.episodes.selection import Selection
 from tasks.episodes.token_view import TokenTexts
 
+ANSWER_TOKENS = 256
+"""Last tokens that are decoded of an answer; a small shard may have millions."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptPlay:
@@ -19,7 +22,7 @@ class PromptPlay:
     prompt: Prompt
     episodes: tuple[PlayedEpisode, ...]
     answers: Mapping[int, str]
-    """Index of the episode → what was sampled in its last sequence."""
+    """Index of the episode → the end of what was sampled in its last sequence."""
 
     def versions(self) -> dict[str, tuple[int, int]]:
         """Return policy → oldest and newest version that sampled a token in the group."""
@@ -59,10 +62,11 @@ def prompt_plays(
 
 
 def _answer(episode: Episode, played: PlayedEpisode, texts: TokenTexts) -> str:
-    """Return the text that was sampled in the last sequence."""
+    """Return the end of the text that was sampled in the last sequence."""
     if not played.sequences:
         return ""
     last = played.sequences[-1]
     sequence = episode.sequences[last.place]
     decode = texts.of(last.policy)
-    return "".join(decode(token) for token in sequence.tokens[sequence.owners >= 0].tolist())
+    sampled = sequence.tokens[sequence.owners >= 0][-ANSWER_TOKENS:]
+    return "".join(decode(token) for token in sampled.tolist())

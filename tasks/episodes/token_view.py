@@ -5,7 +5,7 @@ The shard has all but the advantages, which are in the batches that trained on t
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -26,6 +26,12 @@ log = logging.getLogger(__name__)
 
 Decode = Callable[[int], str]
 BATCHES_KEPT = 16
+TOKENS_MAX = 2**18
+"""Tokens of one episode that are viewed; a small shard may have millions."""
+SEQUENCE_TOKENS = 8
+"""As many tokens, a sequence counts in addition to its own."""
+TOKEN_TEXT_MAX = 256
+"""Characters of one token's text; those of common models have some hundred at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,9 @@ class ViewedSequence:
     temperature: float
     finish_reason: str
     played: tuple[PlayedSequence, ...]
+    num_tokens: int
     tokens: tuple[ViewedToken, ...]
+    """The first ones, where the limit of the episode ends."""
 
 
 class TokenTexts:
@@ -92,22 +100,29 @@ class Advantages:
 
 
 def view(
-    episode: Episode, played: PlayedEpisode, texts: TokenTexts, advantages: Advantages
-) -> tuple[ViewedSequence, ...]:
-    """Return the sequences of an episode with their tokens."""
+    episode: Episode,
+    played: PlayedEpisode,
+    texts: TokenTexts,
+    advantages: Advantages,
+    tokens_max: int = TOKENS_MAX,
+) -> Iterator[ViewedSequence]:
+    """Yield the sequences of an episode with their tokens, up to about `tokens_max`."""
     played_at: dict[int, list[PlayedSequence]] = defaultdict(list)
     for each in played.sequences:
         played_at[each.place].append(each)
-    return tuple(
-        _sequence(
+    left = tokens_max
+    for place, sequence in enumerate(episode.sequences):
+        if left <= 0:
+            return
+        yield _sequence(
             SequenceKey(played.order, played.group, played.episode, place),
             sequence,
             tuple(played_at[place]),
             texts,
             advantages,
+            left,
         )
-        for place, sequence in enumerate(episode.sequences)
-    )
+        left -= SEQUENCE_TOKENS + len(sequence.tokens)
 
 
 def _sequence(
@@ -116,6 +131,7 @@ def _sequence(
     played: tuple[PlayedSequence, ...],
     texts: TokenTexts,
     advantages: Advantages,
+    tokens_max: int,
 ) -> ViewedSequence:
     values = np.full(len(sequence.tokens), np.nan, dtype=np.float32)
     for each in played:
@@ -125,12 +141,17 @@ def _sequence(
             values[own] = found[own]
     decode = texts.of(played[0].policy) if played else texts.of("")
     tokens = zip(
-        sequence.tokens.tolist(),
-        sequence.owners.tolist(),
-        sequence.versions.tolist(),
-        sequence.logprobs.tolist(),
-        sequence.loss_mask.tolist(),
-        values.tolist(),
+        *(
+            values_of[:tokens_max].tolist()
+            for values_of in (
+                sequence.tokens,
+                sequence.owners,
+                sequence.versions,
+                sequence.logprobs,
+                sequence.loss_mask,
+                values,
+            )
+        ),
         strict=True,
     )
     return ViewedSequence(
@@ -140,6 +161,7 @@ def _sequence(
         temperature=sequence.temperature,
         finish_reason=sequence.finish_reason,
         played=played,
+        num_tokens=len(sequence.tokens),
         tokens=tuple(
             ViewedToken(
                 decode(token),
@@ -167,7 +189,7 @@ def decoder(run: ObjectStore, policy: str) -> Decode:
     tokenizer = _tokenizer(run, policy)
     if tokenizer is None:
         return _number
-    return cache(lambda token: _text(tokenizer, [token]))
+    return cache(lambda token: _text(tokenizer, [token])[:TOKEN_TEXT_MAX])
 
 
 def text_decoder(run: ObjectStore, policy: str) -> Callable[[list[int]], str]:

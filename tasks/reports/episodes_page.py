@@ -9,6 +9,7 @@ are escaped.
 """
 
 import json
+import logging
 import math
 import os
 import re
@@ -26,17 +27,29 @@ from storage.store.object_store import ObjectStore
 from storage.written_files import TEMPORARY_PREFIX
 from tasks.episodes.index import EpisodeIndex, IndexedShard, PlayedEpisode
 from tasks.episodes.selection import FATES, Selection
-from tasks.episodes.token_view import Advantages, TokenTexts, ViewedSequence, ViewedToken, view
+from tasks.episodes.token_view import (
+    SEQUENCE_TOKENS,
+    TOKENS_MAX,
+    Advantages,
+    TokenTexts,
+    ViewedSequence,
+    ViewedToken,
+    view,
+)
 from tasks.reports.figures import policy_colors
 from tasks.reports.templates import clock_time, template
 from tasks.reports.words import WORDS
 from tasks.terminal_text import one_line, visible
+
+log = logging.getLogger(__name__)
 
 CHUNK_EPISODES = 5_000
 CHUNKS_LOADED = 10
 """Chunks that the page loads at first; a button loads the others."""
 TOKENS_PER_SEQUENCE_MAX = 4_000
 """Tokens in the page of one sequence; the middle of a longer one is left out."""
+SHARD_TOKENS_MAX = 2**22
+"""Tokens in the page of one shard; a small one may have millions."""
 INDEX, DATA = "index.html", "data"
 _DATA_FILE = re.compile(r"(episodes|shard)-\d+\.js")
 MARK = '<meta name="generator" content="astraflow episodes">'
@@ -198,7 +211,16 @@ def _shard(
 ) -> dict[str, Any]:
     """Return the prompts and the selected episodes of one shard with their tokens."""
     groups = indexed.shard.groups
-    return {
+    left = SHARD_TOKENS_MAX
+
+    def turns(played: PlayedEpisode) -> Iterator[dict[str, Any]]:
+        nonlocal left
+        episode = groups[played.group].episodes[played.episode]
+        for turn in view(episode, played, texts, advantages, min(left, TOKENS_MAX)):
+            left -= SEQUENCE_TOKENS + len(turn.tokens)
+            yield _turn(turn, words)
+
+    described = {
         "worker": one_line(indexed.shard.worker),
         "prompts": {
             str(index): _fields(groups[index].prompt.fields)
@@ -209,16 +231,19 @@ def _shard(
                 "seconds": _number(played.seconds),
                 "error": visible(groups[played.group].episodes[played.episode].error or ""),
                 "metrics": _fields(groups[played.group].episodes[played.episode].metrics),
-                "turns": [
-                    _turn(turn, words)
-                    for turn in view(
-                        groups[played.group].episodes[played.episode], played, texts, advantages
-                    )
-                ],
+                "turns": list(turns(played)),
             }
             for played in selected
         },
     }
+    if left <= 0:
+        log.warning(
+            "the page has the first %d tokens of order %d; `astraflow episodes --episode` shows "
+            "others",
+            SHARD_TOKENS_MAX,
+            indexed.shard.order,
+        )
+    return described
 
 
 def _fields(values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -235,12 +260,12 @@ def _turn(turn: ViewedSequence, words: _Words) -> dict[str, Any]:
         "reward": _number(turn.reward),
         "temperature": turn.temperature,
         "end": turn.finish_reason,
-        "length": len(turn.tokens),
-        "pieces": list(_pieces(turn.tokens, words)),
+        "length": turn.num_tokens,
+        "pieces": list(_pieces(turn.tokens, turn.num_tokens, words)),
     }
 
 
-def _pieces(tokens: tuple[ViewedToken, ...], words: _Words) -> Iterator[list[Any]]:
+def _pieces(tokens: tuple[ViewedToken, ...], num_tokens: int, words: _Words) -> Iterator[list[Any]]:
     """Yield runs of tokens that differ in text and probability alone.
 
     [owner, version, in loss, advantage, texts, log-probabilities]; a number alone is how many
@@ -252,6 +277,8 @@ def _pieces(tokens: tuple[ViewedToken, ...], words: _Words) -> Iterator[list[Any
     if left_out:
         yield [left_out]
         yield from _runs(tokens[head + left_out :], words)
+    if num_tokens > len(tokens):
+        yield [num_tokens - len(tokens)]
 
 
 def _runs(tokens: tuple[ViewedToken, ...], words: _Words) -> Iterator[list[Any]]:

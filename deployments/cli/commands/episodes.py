@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tasks.episodes.selection import Selection
 
 PROBLEMS_SHOWN = 5
+TOKENS_SHOWN = 2**15
+"""Tokens that the tables of one episode have; each is a row."""
 _ID = re.compile(r"(\d{1,18})\.(\d{1,18})\.(\d{1,18})")
 
 
@@ -170,7 +172,7 @@ def _show_episode(
 ) -> None:
     from deployments.cli.output import episode_tables
     from storage import layout
-    from tasks.episodes.token_view import Advantages, TokenTexts, view
+    from tasks.episodes.token_view import TOKENS_MAX, Advantages, TokenTexts, view
 
     order, group, number = place
     indexed = index.shard(order)
@@ -182,7 +184,8 @@ def _show_episode(
         )
     of_prompt = indexed.shard.groups[group]
     stored_episode = of_prompt.episodes[number]
-    turns = view(stored_episode, played, TokenTexts(stored), Advantages(stored))
+    tokens_max = TOKENS_MAX if as_json else TOKENS_SHOWN
+    turns = [*view(stored_episode, played, TokenTexts(stored), Advantages(stored), tokens_max)]
     shard = f"{stored.url}/{layout.shard(order)}"
     if as_json:
         described = episode_tables.turns_json(
@@ -193,6 +196,11 @@ def _show_episode(
         _page(
             episode_tables.episode_picture(played, stored_episode, of_prompt.prompt, turns, shard)
         )
+    if len(turns) < len(stored_episode.sequences) or any(
+        len(turn.tokens) < turn.num_tokens for turn in turns
+    ):
+        more = "" if as_json else "; --json has more of them"
+        warn(f"about {tokens_max:,} tokens of the episode are shown, those at its start{more}")
 
 
 def _page(content: "RenderableType") -> None:

@@ -1,8 +1,9 @@
 """The output of `astraflow episodes`: tables, one episode, a prompt's groups side by side, JSON."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from rich.console import Group, JustifyMethod, RenderableType
@@ -22,6 +23,8 @@ TOKEN_COLUMNS: Mapping[str, JustifyMethod] = {
     "token": "right", "text": "left", "owner": "left", "id": "right", "version": "right",
     "probability": "right", "in loss": "left", "advantage": "right",
 }  # fmt: skip
+FATES_SHOWN = 50
+"""Different fates that are named of one episode."""
 ANSWER_SHOWN = 60
 """Last characters that are shown of an answer."""
 
@@ -54,8 +57,10 @@ def fates_words(sequences: Sequence[PlayedSequence]) -> str:
     Example: `solver v3–4 trained in batch 5; verifier v2 filtered: zero_advantage`.
     """
     words = [f"{each.policy} {_versions(each)} {fate_words(each)}" for each in sequences]
-    counts = {word: words.count(word) for word in words}
-    return "; ".join(f"{word} (×{n})" if n > 1 else word for word, n in counts.items())
+    counts = Counter(words)
+    shown = [f"{word} (×{n})" if n > 1 else word for word, n in islice(counts.items(), FATES_SHOWN)]
+    more = [f"and {len(counts) - FATES_SHOWN:,} more"] if len(counts) > FATES_SHOWN else []
+    return "; ".join(shown + more)
 
 
 def fate_words(sequence: PlayedSequence) -> str:
@@ -102,7 +107,7 @@ def episode_picture(
 
 def _turn(turn: ViewedSequence) -> tuple[RenderableType, ...]:
     title = (
-        f"{turn.place}: {visible(turn.name)}, reward {turn.reward:g}, {len(turn.tokens)} tokens, "
+        f"{turn.place}: {visible(turn.name)}, reward {turn.reward:g}, {turn.num_tokens} tokens, "
         f"temperature {turn.temperature:g}, ended by {turn.finish_reason}; "
         f"{fates_words(turn.played) or 'nobody sampled in it'}"
     )

@@ -376,3 +376,20 @@ def test_very_long_names_of_worker_and_region_are_cut_when_a_shard_is_read() -> 
     long = "x" * 100_000
     read = round_trip(replace(builders.shard(), worker=long, region=long))
     assert (read.worker, read.region) == ("x" * shards.NAME_MAX, "x" * shards.NAME_MAX)
+
+
+def test_sequences_of_very_many_policies_are_neither_stored_nor_read(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies = tuple(f"p{number}" for number in range(128))
+    sequence = replace(builders.sequence(), policies=policies)
+    allowed = builders.shard(builders.group(builders.episode(*[sequence] * 128)))
+    assert round_trip(allowed).groups[0].episodes[0].sequences[0].policies == policies
+    bomb = builders.shard(builders.group(builders.episode(*[sequence] * 1000)))
+    with pytest.raises(ObjectTooLargeError, match="have 128000 policies together"):
+        shards.create(store, bomb)
+    with monkeypatch.context() as unlimited:
+        unlimited.setattr(shards, "POLICIES_MIN", 2**20)
+        body = shards.encode(bomb)
+    with pytest.raises(CorruptError, match="have 128000 policies together; that is too many"):
+        shards.decode(body)
