@@ -8,7 +8,7 @@ from storage.formats import arrow_sizes, json_objects, safetensors, tensor_set
 from storage.promotion import outcomes, promotions
 from storage.records import machine_use, numbers, rollouts, weights
 from storage.records import promotions as promotion_records
-from storage.run import evaluation_samples, orders, prompt_windows, runs, usage
+from storage.run import evaluation_samples, orders, prompt_windows, runs, shards, usage
 from storage.store import backend, s3
 from storage.weights import delta_applier
 from storage.weights.codec import delta_blocks, delta_numpy
@@ -37,7 +37,8 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"for people; cut after {runs.REASON_MAX:,} characters",
         f"It has at most {runs.STOP_BYTES_MAX:,} bytes.",
         f"It has at most {usage.BYTES_MAX:,} bytes; every number is finite",
-        f"the names of a set are unique, and at most {rollouts.POLICIES_MAX} |",
+        f"the names of a set are unique, and at most {rollouts.POLICIES_MAX}; of all rows together at most "
+        f"{shards.POLICIES_MIN:,}, or one for each {WORDS[shards.BYTES_PER_POLICY]} bytes of the file |",
         f"episodes of each prompt; at most {orders.EPISODES_MAX:,} in an order",
         f"at most {WORDS[delta_applier.GROWTH_MAX]} times the bytes of the tensors that were stored whole",
         f"at most {WORDS[delta_applier.GROWTH_MAX]} times the bytes of their entries and of these tensors together",

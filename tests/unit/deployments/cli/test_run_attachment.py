@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from deployments.paths import Home
 from deployments.registration import flow_runs
 from deployments.registration.flow_runs import FlowRun
 from deployments.stack import up_down
+from storage import layout
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
+from storage.formats.json_objects import seal
 from storage.records.control import RunEnd, Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
@@ -105,7 +108,9 @@ def test_a_run_without_a_supervisor_is_shown_with_the_remedy(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    create()
+    run = create()
+    hour_ago = replace(runs.read_run(run), created_s=time.time() - 3600.0)
+    run.put(layout.RUN, seal(hour_ago))
     prefect_has(monkeypatch, None)
     attached = Attached(store, tmp_path)
     assert not attached.completed
