@@ -31,6 +31,10 @@ MEMORY_BYTES_MAX = 2**32
 """Of all rows that are taken, as estimated with the two sizes below."""
 COLUMNS_MAX = 4_096
 """Each name is compared with all columns of each row group."""
+FOOTER_ENTRIES_MAX = 10_000
+"""Of each list in the footer. Arrow follows nested columns by recursion, and ends the process at
+somewhat more levels.
+"""
 ROW_BYTES, VALUE_BYTES = 512, 64
 """What one row and each of its values take besides text."""
 DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
@@ -68,14 +72,15 @@ def read_rows(
         ) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{file} cannot be read as Parquet ({error}); write the file again"
+            f"{file} cannot be read as Parquet ({str(error).strip()}); write the file again, with "
+            f"at most {FOOTER_ENTRIES_MAX:,} row groups and nested columns"
         ) from error
 
 
 def _rows(file: RowsFile, dates: Collection[str]) -> Iterator[Json | Unreadable]:
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(file.path) as opened:
+    with pq.ParquetFile(file.path, thrift_container_size_limit=FOOTER_ENTRIES_MAX) as opened:
         metadata, schema = opened.metadata, _plain_schema(opened.schema_arrow, file, dates)
     memory_bytes = num_rows = 0
     for group in range(metadata.num_row_groups):

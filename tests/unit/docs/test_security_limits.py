@@ -26,8 +26,8 @@ WINDOW_BYTES = window.DataWindow.model_fields["bytes_max"].default
         f"{tensor_set.EXTRA_FILE_BYTES_MAX / 2**20:g} MiB each",
         f"{path.LINE_BYTES_MAX / 2**20:g} MiB for a line of prompts and for the text of a Parquet "
         f"row, {rows.PROMPT_BYTES_MAX / 2**20:g} MiB for a prompt as JSON, "
-        f"{parquet.COLUMNS_MAX:,} columns and {parquet.MEMORY_BYTES_MAX / 2**30:g} GiB for the "
-        "rows of a Parquet file",
+        f"{parquet.COLUMNS_MAX:,} columns, {parquet.FOOTER_ENTRIES_MAX:,} row groups or nested "
+        f"columns and {parquet.MEMORY_BYTES_MAX / 2**30:g} GiB for the rows of a Parquet file",
         f"{source.GENERATED_MAX:,} generated prompts",
         f"{window.FILES_MAX:,} files, `bytes_max` ({WINDOW_BYTES / 2**30:g} GiB) for all of them, "
         f"{source_files.LISTED_MAX:,} objects that one pattern looks at on S3, "

@@ -550,7 +550,7 @@ def test_rows_of_several_row_groups_are_numbered_through(tmp_path: Path) -> None
 def test_a_file_that_does_not_fit_in_memory_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_large(path: Path) -> None:
+    def too_large(path: Path, **settings: int) -> None:
         raise pa.ArrowMemoryError("malloc of size 16777280 failed")
 
     source = write_repeated(tmp_path / "a.parquet", "7", 2)

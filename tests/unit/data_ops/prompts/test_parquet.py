@@ -138,6 +138,20 @@ def test_a_column_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
         read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
+def test_a_footer_with_very_long_lists_is_refused_before_arrow_follows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = pa.array([1])
+    for _ in range(20):
+        column = pa.StructArray.from_arrays([column], names=["x"])
+    table = pa.table({"question": ["1"], "answer": ["2"], "x": column})
+    pq.write_table(table, tmp_path / "a.parquet", store_schema=False)
+    assert len(read_file(FilePrompts(path=str(tmp_path / "a.parquet")))) == 1
+    monkeypatch.setattr(parquet, "FOOTER_ENTRIES_MAX", 20)
+    with pytest.raises(ConfigError, match=r"again, with at most 20 row groups"):
+        read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
+
+
 def test_a_column_is_read_if_json_has_all_of_its_types_and_nothing_is_one(tmp_path: Path) -> None:
     row = {
         "question": "1?",
