@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 
 from deployments.cli import run_id_completion
-from deployments.cli.output.terminal import AsJson, console, say, show, store, warn, write_text
+from deployments.cli.output.terminal import (
+    AsJson,
+    console,
+    local_path,
+    say,
+    show,
+    store,
+    warn,
+    write_text,
+)
 
 
 def compare(
@@ -20,7 +29,10 @@ def compare(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Also write the comparison as a page: curves, gains, settings."),
+        typer.Option(
+            callback=local_path,
+            help="Also write the comparison as a page: curves, gains, settings.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

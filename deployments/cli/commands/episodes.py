@@ -11,6 +11,7 @@ from deployments.cli.output.terminal import (
     AsJson,
     RunId,
     console,
+    local_path,
     run_or_newest,
     say,
     show,
@@ -69,7 +70,10 @@ def episodes(
     ] = 50,
     page: Annotated[
         Path | None,
-        typer.Option(help="Write a page of all these episodes into this folder, for a browser."),
+        typer.Option(
+            callback=local_path,
+            help="Write a page of all these episodes into this folder, for a browser.",
+        ),
     ] = None,
     episode: Annotated[
         str,

@@ -14,6 +14,7 @@ from deployments.cli.output.terminal import (
     EXIT_FAILED,
     AsJson,
     NamedRun,
+    local_path,
     say,
     show,
     store,
@@ -230,6 +231,7 @@ def nights(
         Path | None,
         typer.Option(
             metavar="FILE",
+            callback=local_path,
             help="Write the page of NAME: the nights, the gate's figures, who was champion when.",
         ),
     ] = None,

@@ -15,6 +15,7 @@ from deployments.cli.output.terminal import (
     NamedRun,
     RunId,
     console,
+    local_path,
     policies_of,
     run_or_newest,
     say,
@@ -87,7 +88,10 @@ def verify(run: RunId = None, as_json: AsJson = False) -> None:
 def report(
     run: RunId = None,
     out: Annotated[
-        Path | None, typer.Option(help="Also write the page to this file, which is replaced.")
+        Path | None,
+        typer.Option(
+            callback=local_path, help="Also write the page to this file, which is replaced."
+        ),
     ] = None,
     watch: Annotated[
         bool,
@@ -130,8 +134,9 @@ def export(
     out: Annotated[
         Path,
         typer.Option(
+            callback=local_path,
             help="Folder to write: a new or empty one, or an earlier export, which is replaced. "
-            "A folder with other files is refused."
+            "A folder with other files is refused.",
         ),
     ],
     version: Annotated[

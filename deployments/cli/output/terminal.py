@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,18 @@ NamedRun = Annotated[
     typer.Argument(metavar="RUN", help="Run id.", autocompletion=run_id_completion.suggest),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/schemas.md).")]
+
+
+def local_path(path: Path | None) -> Path | None:
+    """Return the path of a file or folder to write, an option's value; an address is refused.
+
+    It is not repeated: it may have a credential in it.
+    """
+    if path is not None and (address := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path))):
+        raise typer.BadParameter(
+            f"what begins with {address[0]}/ is an address; name a file or folder of this machine"
+        )
+    return path
 
 
 def store() -> Any:

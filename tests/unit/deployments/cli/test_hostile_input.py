@@ -415,6 +415,26 @@ def test_a_hostile_argument_of_a_run_command_gives_one_sentence(
     assert is_one_sentence(call(*arguments))
 
 
+WRITERS = (
+    ("report", "tiny-1", "--out"),
+    ("export", "tiny-1", "solver", "--out"),
+    ("compare", "tiny-1", "tiny-2", "--out"),
+    ("episodes", "tiny-1", "--page"),
+    ("nights", "tiny", "--out"),
+)
+
+
+@pytest.mark.parametrize("arguments", WRITERS, ids=[names[0] for names in WRITERS])
+def test_an_address_is_refused_in_the_place_of_a_local_path_and_not_repeated(
+    run: Path, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments, "s3://key:secret@host/x?token=abc")
+    assert (result.exit_code, is_one_sentence(result)) == (2, True)
+    assert "begins with s3:// is an address; name a file or folder of this mach" in result.stderr
+    assert not (tmp_path / "s3:").exists()
+
+
 LONG_NAMES = (
     *(
         ("cancel", "x"),
