@@ -214,11 +214,17 @@ class EngineConfig(Frozen):
     """Settings of the engine `sglang` alone."""
 
 
+def _check_deployment(name: str) -> str:
+    if name and (not name.isprintable() or not all(name.partition("/"))):
+        raise ValueError("must be written as FLOW/DEPLOYMENT, as `prefect deployment ls` lists it")
+    return name
+
+
 class RegionConfig(Frozen):
     """Workers of one region."""
 
     workers: CountOrNone = 1
-    deployment: Annotated[str, OnlyWith("workers")] = ""
+    deployment: Annotated[str, AfterValidator(_check_deployment), OnlyWith("workers")] = ""
     """The Prefect deployment that starts a worker there; empty: `rollout/worker`, in the work queue
     with the region's name.
     """

@@ -188,6 +188,17 @@ def test_a_policy_without_a_role_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "name", ["worker", "/worker", "rollout/", "rollout/a\0", "rollout/\x1b[2J"]
+)
+def test_a_deployment_that_prefect_cannot_have_is_refused(name: str) -> None:
+    setting = "rollout.regions.default.deployment"
+    assert error_of(RECIPE, **{setting: name}).endswith(
+        "must be written as FLOW/DEPLOYMENT, as `prefect deployment ls` lists it"
+    )
+    assert load(RECIPE, {setting: "rollout/worker"}).rollout.regions["default"].deployment
+
+
 def test_an_unknown_workflow_and_filter_are_reported_with_lists_of_names() -> None:
     message = error_of(RECIPE.replace("single_turn", "singl_turn"))
     assert message.startswith("recipe, line 11: rollout.workflow.name: ")
