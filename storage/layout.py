@@ -183,6 +183,15 @@ def version_of(folder: str, policy: str) -> int | None:
     return None
 
 
+def is_data_folder(folder: str, policy: str) -> bool:
+    """Return whether the folder is that of a version or of a checkpoint of the policy."""
+    digits = folder.rpartition("/")[2]
+    return bool(_NUMBER.fullmatch(digits)) and folder in (
+        weights(policy, int(digits)),
+        checkpoint(policy, int(digits)),
+    )
+
+
 def retired(policy: str, version: int) -> str:
     """Created once, before the data files of the version are deleted; its manifest stays."""
     return f"{weights(policy, version)}/{RETIRED}"

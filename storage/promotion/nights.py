@@ -8,6 +8,7 @@ A night with a plan and without an outcome runs, or its process died: its heartb
 folder, says which.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from storage.store.object_store import ObjectStore, read_twice
 READ_THREADS = 16
 BYTES_MAX = 1_000_000
 """Limit for one record: a plan of a hundred policies has 20 kB."""
+_NIGHT_ID = re.compile(r"\d{8}-\d{4}", re.ASCII)
+"""A folder with another name, such as a copy that a person made, is not a night."""
 
 Record = TypeVar("Record", NightPlan, NightOutcome, NightStart)
 
@@ -105,7 +108,7 @@ def read_all(store: ObjectStore, name: str) -> Nights:
 
     Raises ConfigError for an invalid name, and for a folder that cannot be listed.
     """
-    ids = sorted(night for night in store.folders(layout.nights(name)) if RUN_ID.fullmatch(night))
+    ids = sorted(filter(_NIGHT_ID.fullmatch, store.folders(layout.nights(name))))
     unreadable: dict[str, str] = {}
 
     def read_one(night: str) -> Night | str:

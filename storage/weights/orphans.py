@@ -71,7 +71,7 @@ def orphans(run: ObjectStore, policy: str, now_s: float) -> list[str]:
     folders: dict[str, list[str]] = defaultdict(list)
     for key in keys:
         folder, _, name = key.rpartition("/")
-        if folder not in busy:
+        if folder not in busy and layout.is_data_folder(folder, policy):
             folders[folder].append(name)
     with ThreadPoolExecutor(READ_THREADS) as pool:
         unnamed = pool.map(partial(_unnamed, run, now_s, is_over), folders.keys(), folders.values())

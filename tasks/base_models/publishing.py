@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from storage import layout
-from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
+from storage.errors import UNREADABLE, ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats.model_config import MODEL_CONFIG, check_sizes
 from storage.formats.safetensors import is_finite, weights_digest
 from storage.plain_names import quoted
@@ -142,23 +142,23 @@ def ensure_tiny(store: ObjectStore, base: TinyBase, progress: Progress) -> Model
     only while that is damaged; the last of them wins.
     """
     digest = build_digest(base)
-    if has_model(store, digest):
-        try:
+    try:
+        if has_model(store, digest):
             return load_model(store, digest)
-        except (CorruptError, NotFoundError) as error:  # not found: another run replaces it
-            log.warning("the stored base model is damaged, and is built again: %s", error)
+    except (NotFoundError, *UNREADABLE) as error:  # not found: another run replaces it
+        log.warning("the stored base model is damaged, and is built again: %s", error)
     from tasks.base_models.tiny import build, model_files
 
     tensors, losses = build(base, progress)
     files = model_files(base)
     metrics = {f"loss after {phase}": loss for phase, loss in losses.items()}
     for replaces in (False, True):
-        if replaces:
-            discard_model(store, digest)
-        save_model(store, digest, tensors, files, metrics)
         try:
+            if replaces:
+                discard_model(store, digest)
+            save_model(store, digest, tensors, files, metrics)
             return load_model(store, digest)
-        except (CorruptError, NotFoundError) as error:
+        except (NotFoundError, *UNREADABLE) as error:
             fault = error
     log.warning(
         "the base model that was just built cannot be read back, and is used from memory; "

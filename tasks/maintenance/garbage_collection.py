@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from storage import layout
 from storage.errors import AstraFlowError, NotFoundError
+from storage.plain_names import RUN_ID
 from storage.run import evaluations, runs
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, orphans, replication, retention
@@ -327,8 +328,10 @@ def ranges(numbers: Sequence[int]) -> str:
 def _configs(
     store: ObjectStore, run_ids: Sequence[str], collected: Collected
 ) -> Iterator[tuple[str, RunConfig]]:
-    """Read the configurations of the runs; one that cannot be read is skipped."""
-    for run_id in run_ids or store.folders(layout.RUNS):
+    """Read the configurations of the runs; one that cannot be read is skipped. A folder whose name
+    is no run id is not a run.
+    """
+    for run_id in run_ids or filter(RUN_ID.fullmatch, store.folders(layout.RUNS)):
         try:
             run = runs.open_run(store, run_id) if run_ids else store.sub(layout.run_prefix(run_id))
             if not run_ids and retention.is_frozen(run):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.errors import ConfigError, ConflictError, CorruptError
+from storage.errors import UNREADABLE, ConfigError, ConflictError, CorruptError
 from storage.formats.json_values import storable_text
 from storage.plain_names import new_write_id
 from storage.promotion import nights, promotions
@@ -182,12 +182,18 @@ def _reason_to_skip(
 
 
 def _give_up(store: ObjectStore, plan: NightPlan, how: NightEnd, reason: str) -> NightOutcome:
-    """End a night whose process has died. Its run's members leave when they see the stop."""
+    """End a night whose process has died. Its run's members leave when they see the stop.
+
+    A damaged object of its run is logged: later nights do not need it.
+    """
     log.warning("night %s of %s is %s: %s", plan.night, plan.name, how.value, reason)
     run = store.sub(layout.run_prefix(plan.run_id))
-    if run.exists(layout.RUN) and runs.read_stop(run) is None:
-        state: RunEnd = "failed" if how is NightEnd.FAILED else "cancelled"
-        runs.request_stop(run, Stop(state, reason, time.time()))
+    try:
+        if run.exists(layout.RUN) and runs.read_stop(run) is None:
+            state: RunEnd = "failed" if how is NightEnd.FAILED else "cancelled"
+            runs.request_stop(run, Stop(state, reason, time.time()))
+    except UNREADABLE as error:
+        log.error("the run %s is not stopped: %s", plan.run_id, error)
     return end(store, plan.name, plan.night, how, reason)
 
 

@@ -542,6 +542,7 @@ def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
         layout.store_prefix: [],
         layout.policy_of_weights: [],
         layout.version_of: [],
+        layout.is_data_folder: [],
     }
     spelled = {
         function

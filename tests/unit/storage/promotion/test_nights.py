@@ -86,6 +86,17 @@ def test_a_damaged_night_is_named_and_hides_no_other(memory_store: ObjectStore) 
     assert "nights/tiny/20260103-0200/plan.json" in stored.unreadable["20260103-0200"]
 
 
+@pytest.mark.parametrize("folder", ["20260102-0200.bak", "old-20260102-0200", "notes"])
+def test_a_folder_whose_name_is_no_due_time_is_not_a_night(
+    folder: str, memory_store: ObjectStore
+) -> None:
+    nights.create_plan(memory_store, PLAN)
+    memory_store.put(f"nights/tiny/{folder}/plan.json", seal(PLAN))
+    stored = nights.read_all(memory_store, "tiny")
+    assert [each.id for each in stored.readable] == [PLAN.night]
+    assert stored.unreadable == {}
+
+
 @pytest.mark.parametrize(("name", "night"), [("other", PLAN.night), ("tiny", "20260109-0200")])
 def test_a_record_of_another_night_is_corrupt(
     name: str, night: str, memory_store: ObjectStore

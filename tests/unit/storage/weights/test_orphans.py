@@ -67,6 +67,23 @@ def test_unlisted_files_of_the_newest_version_stay_until_a_day_after_the_runs_en
     )
 
 
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "weights/solver/backup",
+        "weights/solver/00000003/copy",
+        "weights/solver/0000000003",
+        "checkpoints/solver/5",
+    ],
+)
+def test_a_file_in_a_folder_of_another_name_is_no_orphan(run: ObjectStore, folder: str) -> None:
+    run.put(f"{folder}/{STRAY}", b"a copy that a person made")
+    runs.request_stop(run, Stop("cancelled", "enough", NOW_S))
+    found = orphans.orphans(run, "solver", LATER_S)
+    assert weight(NEXT) in found
+    assert f"{folder}/{STRAY}" not in found
+
+
 def test_the_age_of_a_day_is_inclusive(run: ObjectStore) -> None:
     created_s = checkpoints.read_manifest(run, "solver", 5).created_s
     day_s = 24 * 3600.0

@@ -1,5 +1,6 @@
 """Base models: built once per store, the first builder wins, version 0 is published once."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tasks.base_models import tiny as tiny_base
 from tasks.base_models.config import FolderModel, TinyBase, TinyModel
 from tasks.base_models.publishing import build_digest, ensure_base_model, publish_base_models
 from tasks.base_models.tiny import build, model_files
+from tests.support.stores.strange_objects import STRANGE, link, take_place
 
 LARGEST_BF16 = 0x7F7F0000  # as F32
 
@@ -145,6 +147,28 @@ def test_a_built_model_that_cannot_be_read_back_is_used_from_memory(
         "the base model that was just built cannot be read back, and is used from memory; "
         f"if the next run reports this too, delete {local_store.url}/models/{build_digest(SMALL)}: "
     )
+
+
+@pytest.mark.parametrize(
+    ("part", "make"),
+    [("manifest.json", STRANGE["a full folder"]), ("", link), ("", Path.touch), ("..", link)],
+)
+def test_a_model_in_whose_place_nothing_can_be_stored_is_used_from_memory(
+    local_store: ObjectStore,
+    tmp_path: Path,
+    part: str,
+    make: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
+):
+    digest = ensure_base_model(local_store, TINY, Reported()).digest
+    place = (tmp_path / "store" / "models" / build_digest(SMALL) / part).resolve()
+    take_place(place, make)
+    assert ensure_base_model(local_store, TINY, Reported()).digest == digest
+    assert (
+        f"and is used from memory; if the next run reports this too, delete {local_store.url}"
+        in (caplog.messages[-1])
+    )
+    assert str(place) in caplog.messages[-1]
 
 
 def test_a_model_folder_is_read_unchanged(local_store: ObjectStore, tmp_path: Path):

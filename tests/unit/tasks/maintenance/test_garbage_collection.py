@@ -230,6 +230,7 @@ def test_unreadable_runs_are_reported_and_the_others_are_processed(store: Object
     runs.create_run(store, "strange", {"no": "recipe"})
     retention.freeze(made["frozen"])
     store.put("runs/no-run/notes.txt", b"")
+    store.put("runs/lost+found/notes.txt", b"")
     done = garbage_collection.collect(store, [], WANTED, [], apply=True, say=messages.append)
     assert [found.run_id for found in done.surveys] == ["sound"]
     assert sorted(done.skipped) == ["damaged", "strange", "torn"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from tasks.recurring.planning import Schedule
 from tasks.recurring.restarts import RESTARTS_MAX
 from tests.support.patience import until
 from tests.support.runs import promotable
+from tests.support.stores.strange_objects import link, take_place
 
 FIRST, SECOND, THIRD = "20260101-0200", "20260102-0200", "20260103-0200"
 SCHEDULE = Schedule(late_limit_s=3600.0, catches_up=False, begins_with_champion=True)
@@ -214,6 +216,28 @@ def test_a_dead_night_whose_run_had_ended_is_abandoned(memory_store: ObjectStore
     runs.request_stop(run, Stop("completed", "all steps", 1.0))
     planned(memory_store, SECOND)
     assert runs.read_stop(run) == Stop("completed", "all steps", 1.0)
+
+
+def test_a_dead_night_whose_runs_end_cannot_be_read_is_abandoned(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned(memory_store, FIRST)
+    run = runs.create_run(memory_store, f"tiny-{FIRST}", {})
+    run.put(layout.STOP, b"{")
+    planned(memory_store, SECOND)
+    outcome = nights.read_outcome(memory_store, "tiny", FIRST)
+    assert outcome is not None
+    assert outcome.end is NightEnd.ABANDONED
+    assert f"the run tiny-{FIRST} is not stopped: the run's end cannot be read" in caplog.text
+    assert run.get(layout.STOP) == b"{"
+
+
+def test_a_dead_night_whose_run_is_a_link_is_abandoned(
+    local_store: ObjectStore, tmp_path: Path
+) -> None:
+    planned(local_store, FIRST)
+    take_place(tmp_path / "store" / "runs" / f"tiny-{FIRST}", link)
+    planned(local_store, SECOND)
 
 
 def test_nothing_begins_behind_a_night_that_cannot_be_read(memory_store: ObjectStore) -> None:
