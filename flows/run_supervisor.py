@@ -20,7 +20,7 @@ async def astraflow(
         Field(
             description="Name of the run; an existing run is resumed. Empty: the name of this "
             "flow run.",
-            max_length=80,
+            max_length=100,
         ),
     ] = None,
     recipe: Annotated[

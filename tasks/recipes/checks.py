@@ -15,7 +15,7 @@ from data_ops.algorithms.custom import CustomAlgorithm
 from data_ops.algorithms.filters import ZeroAdvantage
 from rollout.config import DTYPES
 from rollout.placement import engine_gpus
-from storage import import_path, layout
+from storage import import_path, layout, plain_names
 from storage.config_model import no_effect
 from storage.errors import ConfigError
 from storage.run import orders
@@ -89,6 +89,16 @@ def _names(config: RunConfig) -> Iterator[Problem]:
                 ("evaluation", "dataset"),
                 f"{dataset!r} cannot be shown as the name of a set; use printable characters",
             )
+        if all(map(layout.NAME.fullmatch, config.policies)):
+            file = layout.evaluation(dict.fromkeys(config.policies, config.steps)).split("/")[-1]
+            if len(file) > plain_names.BYTES_MAX:
+                yield Problem(
+                    ("policies",),
+                    f"the file of an evaluation, which has the names of all {len(config.policies)} "
+                    f"policies, would have a name of {len(file)} bytes, and at most "
+                    f"{plain_names.BYTES_MAX} are possible; use shorter names, or leave evaluation "
+                    "out",
+                )
     experiment = config.tracking.experiment
     if not experiment.strip() or not experiment.isprintable() or len(experiment) > EXPERIMENT_MAX:
         yield Problem(

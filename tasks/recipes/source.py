@@ -7,7 +7,7 @@ of the other variant are dropped (`schema.py`). `loader.py` validates the result
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,8 @@ def override(source: Source, overrides: Mapping[str, Any]) -> None:
                 f"--set {brief(dotted)}: not a dotted key; write it like "
                 "policies.solver.train.lr=1e-4"
             )
+        if _is_deeper(value, NESTING_MAX):
+            raise ConfigError(f"--set {brief(dotted)}: nested deeper than {NESTING_MAX} sections")
         parts = SHORTCUTS.get(parts[0], parts[:1]) + parts[1:]
         place = SourceLine(f"--set {dotted}")
         paths = list(_expand(source.data, parts, ()))
@@ -176,16 +178,16 @@ def override(source: Source, overrides: Mapping[str, Any]) -> None:
                 f"--set {brief(dotted)}: no section has keys that * can stand for; write the key "
                 "without *"
             )
-        for path in paths:
-            nested: Any = value
-            for part in reversed(path):
-                nested = {part: nested}
-            written = [
-                at
-                for at in _paths(nested, ())
-                if len(at) >= len(path) or not _holds(source.data, at)
-            ]
-            _merge(source, nested, dict.fromkeys(written, place), ())
+        nested: dict[str, Any] = {}
+        for *sections, key in paths:
+            section = nested
+            for part in sections:
+                section = section.setdefault(part, {})
+            section[key] = value
+        written = [
+            at for at in _paths(nested, ()) if len(at) >= len(parts) or not _holds(source.data, at)
+        ]
+        _merge(source, nested, dict.fromkeys(written, place), ())
 
 
 def parse_assignments(assignments: tuple[str, ...] | list[str]) -> dict[str, Any]:
@@ -265,11 +267,21 @@ def _shown(path: Path) -> str:
 
 
 def _paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
+    """Yield `path` and the paths of everything in the value."""
     if path:
         yield path
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _paths(item, (*path, str(key)))
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[Any, Any]] = value.items()
+    else:
+        items = enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _paths(item, (*path, str(key)))
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether a value from a form, which has no limit, has more levels of sections and lists."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(item, levels - 1) for item in items)
 
 
 def _holds(data: Any, path: KeyPath) -> bool:
@@ -305,26 +317,23 @@ def _merge(
         section = section[part]
     for key in schema.overruled(target.data, path, data):
         if target.place((*path, key)).line is not None:
-            del section[key]
+            _forget(target, section.pop(key), (*path, key))
     for raw_key, value in data.items():
         key = str(raw_key)
         here = (*path, key)
-        if here in places:
-            target.places[here] = places[here]
-        if isinstance(value, Mapping):
-            if not isinstance(section.get(key), dict):
-                section[key] = {}
-                _forget_below(target, here)
+        is_section = isinstance(value, Mapping)
+        if not (is_section and isinstance(section.get(key), dict)):
+            _forget(target, section.get(key), here)
+            section[key] = {} if is_section else value
+        if is_section:
+            if here in places:
+                target.places[here] = places[here]
             _merge(target, value, places, here)
         else:
-            section[key] = value
-            _forget_below(target, here)
-            target.places.update(
-                {at: place for at, place in places.items() if at[: len(here)] == here}
-            )
+            target.places.update({at: places[at] for at in _paths(value, here) if at in places})
 
 
-def _forget_below(target: Source, path: KeyPath) -> None:
-    """Remove the places of the keys below a value that was replaced as a whole."""
-    for at in [at for at in target.places if len(at) > len(path) and at[: len(path)] == path]:
-        del target.places[at]
+def _forget(target: Source, value: Any, path: KeyPath) -> None:
+    """Remove the places of the key at `path` and of everything in its `value`."""
+    for at in _paths(value, path):
+        target.places.pop(at, None)

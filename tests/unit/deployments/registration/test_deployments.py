@@ -14,6 +14,7 @@ from prefect.utilities.callables import parameter_schema
 from deployments.paths import PROJECT
 from deployments.registration import deployments, pools
 from deployments.registration.deployments import DEPLOYMENTS, Deployment
+from storage import layout
 from storage.errors import ConfigError
 from tasks.recipes import loader
 from tasks.supervision.members import members_of
@@ -164,6 +165,15 @@ def test_a_negative_seed_is_refused_by_the_form() -> None:
     with pytest.raises(ParameterTypeError):
         flow.validate_parameters({"seed": -1})
     assert deployments.form(flow)["properties"]["seed"]["anyOf"][0]["minimum"] == 0
+
+
+def test_the_longest_run_id_is_accepted_by_the_form() -> None:
+    flow = deployments.flow_of(DEPLOYMENTS[0])
+    longest = "r" * 100
+    layout.run_prefix(longest)
+    flow.validate_parameters({"run_id": longest})
+    with pytest.raises(ParameterTypeError):
+        flow.validate_parameters({"run_id": f"{longest}r"})
 
 
 def test_a_broken_flow_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -567,6 +567,30 @@ def test_a_missing_workflow_argument_is_reported_before_the_run() -> None:
     )
 
 
+class Crowd:
+    roles = tuple(f"agent_{number:02}" for number in range(14))
+
+    def __init__(self, reward: object) -> None: ...
+
+    async def play(self, prompt: object, agents: object) -> None: ...
+
+
+def test_policies_whose_names_fill_the_name_of_a_file_are_reported_before_the_run() -> None:
+    policies = {role: {"model": {"tiny": {}}} for role in Crowd.roles}
+    evaluation = {"prompts": {"builtin": "chained_addition", "split": "test", "limit": 5}}
+    crowd = {
+        "policies": policies,
+        "data": {"prompts": {"builtin": "chained_addition"}},
+        "rollout": {"workflow": {"name": f"{__name__}:Crowd"}},
+    }
+    assert load(yaml_file.write(crowd)).policies.keys() == set(Crowd.roles)
+    assert error_of(yaml_file.write({**crowd, "evaluation": evaluation})) == (
+        "recipe, line 1: policies: the file of an evaluation, which has the names of all 14 "
+        "policies, would have a name of 257 bytes, and at most 255 are possible; use shorter "
+        "names, or leave evaluation out"
+    )
+
+
 class Hasty:
     def __init__(self, timeout_s: float) -> None: ...
 
