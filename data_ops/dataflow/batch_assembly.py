@@ -329,8 +329,10 @@ def _refuse_unwritten_orders(run: ObjectStore, batch: Batch) -> None:
     """Raise CorruptError when the batch has ingested an order that was never written.
 
     Orders are written before their shards. Every later order would count as ingested already, and
-    the run would train on nothing more.
+    the run would train on nothing more; each shard that a waiting sequence names and that does not
+    exist would be quarantined.
     """
-    last = max((batch.closed_below - 1, *batch.closed))
+    waiting = (key.order for key in batch.waiting)
+    last = max((batch.closed_below - 1, *batch.closed, *waiting))
     if last >= 0 and not orders.exists(run, last) and not orders.is_lost(run, last):
         raise CorruptError(f"it has ingested order {last}, which does not exist")

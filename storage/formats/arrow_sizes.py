@@ -28,6 +28,10 @@ are nearly equal and take less than one byte each; lz4 allows at most 4 rows of 
 """
 BLOCKS_MAX = 4096
 """Record batches and dictionary batches of one file."""
+DICTIONARIES_MAX = 2**34
+"""Bytes of all dictionaries, times the record batches: Arrow checks the text of a dictionary once
+for each record batch.
+"""
 _MAGIC = b"ARROW1"
 _CONTINUATION = 0xFFFFFFFF
 _METADATA_V5 = 4
@@ -85,11 +89,17 @@ def _claimed(body: memoryview) -> tuple[int, int]:
     if bytes(body[-len(_MAGIC) :]) != _MAGIC or size > end:
         raise ValueError("the footer is not at the end of the file")
     footer = _root(body[end - size : end])
-    blocks = [*footer.structs(2, _BLOCK), *footer.structs(3, _BLOCK)]
-    if len(blocks) > BLOCKS_MAX:
-        raise ValueError(f"{len(blocks)} batches; at most {BLOCKS_MAX} are read")
+    dictionaries, batches = [*footer.structs(2, _BLOCK)], [*footer.structs(3, _BLOCK)]
+    if (num_blocks := len(dictionaries) + len(batches)) > BLOCKS_MAX:
+        raise ValueError(f"{num_blocks} batches; at most {BLOCKS_MAX} are read")
     rows = memory = 0
-    for offset, metadata_size, _ in blocks:
+    for offset, metadata_size, _ in dictionaries:
+        memory += sum(_batch(body, offset, metadata_size)[1])
+    if memory * len(batches) > DICTIONARIES_MAX:
+        raise ValueError(
+            f"{len(batches)} batches of records with {memory} bytes of dictionaries are too many"
+        )
+    for offset, metadata_size, _ in batches:
         batch_rows, buffer_sizes = _batch(body, offset, metadata_size)
         rows += batch_rows
         memory += sum(buffer_sizes)

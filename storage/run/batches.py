@@ -34,6 +34,10 @@ KIND = "batch"
 ROW_FATES = ("trained", "replayed")
 LEDGER_FATES = ("filtered", "expired")
 WAITING = "waiting"
+REASON_MAX = 200
+"""Characters of a reason; longer ones are cut when they are read: a small batch may have one of
+megabytes in thousands of entries.
+"""
 
 TOKEN_COLUMNS = {
     "tokens": list_of(pa.int32()),
@@ -156,7 +160,7 @@ def decode(body: bytes) -> Batch:
     table, text = arrow_files.decode(body, SCHEMA, KIND)
     header = build(_Header, text, "a batch's header")
     fates = arrow_files.strings(table, "fate")
-    reasons = arrow_files.strings(table, "reason")
+    reasons = [reason[:REASON_MAX] for reason in arrow_files.strings(table, "reason")]
     keys = _keys(table)
     num_rows = _check_order(fates)
     num_entries = num_rows + sum(fate in LEDGER_FATES for fate in fates)

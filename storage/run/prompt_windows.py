@@ -101,4 +101,10 @@ def _decoded(run: ObjectStore, key: str, window: PromptWindow) -> FrozenPrompts:
         raise CorruptError(
             f"{run.url}/{key} has {len(ids)} rows; {layout.RUN} says {window.rows}, at least one"
         )
+    # Rows may share a text of megabytes, which the file has once.
+    if (num_characters := sum(map(len, ids)) + sum(map(len, fields))) > TEXT_BYTES_MAX:
+        raise CorruptError(
+            f"{run.url}/{key} has {num_characters:,} characters of ids and fields; at most "
+            f"{TEXT_BYTES_MAX:,} are read"
+        )
     return FrozenPrompts(key, ids, fields)

@@ -57,7 +57,9 @@ POLICIES_MIN, BYTES_PER_POLICY = 2**14, 2
 takes some 24 bytes, and has one policy in most workflows.
 """
 NAME_MAX = 100
-"""Characters of the names of worker and region; longer ones, which no worker has, are cut."""
+"""Characters of the names of worker, region and sequence; longer ones are cut when they are read: a
+small shard may have one of megabytes in thousands of sequences.
+"""
 TOKEN_COLUMNS = {name: list_of(pa.from_numpy_dtype(dtype)) for name, dtype in TOKEN_DTYPES.items()}
 SCHEMA = schema_of(
     {
@@ -357,7 +359,7 @@ def _sequences(table: Table, policy_sets: PolicySets, kind: str, body: bytes) ->
         arrow_files.numbers(table, "reward").tolist(),
         arrow_files.numbers(table, "temperature").tolist(),
         arrow_files.numbers(table, "starts_episode").tolist(),
-        arrow_files.strings(table, "name"),
+        (name[:NAME_MAX] for name in arrow_files.strings(table, "name")),
         reasons,
         strict=True,
     )

@@ -45,6 +45,8 @@ class LedgerAudit:
         self._trained: set[SequenceKey] = set()
         self._ingested: set[int] = set()
         """Orders whose shards a batch ingested."""
+        self._numbers = np.zeros(0, np.int64)
+        """The same: compared with every batch, of which there may be as many as orders."""
         self._unknown: set[int] = set()
         """Those whose shard is in quarantine: which sequences they have, the batches alone say."""
         self._counted: list[BatchFates] = []
@@ -99,6 +101,8 @@ class LedgerAudit:
 
     def _ingest(self, batch: Batch, key: str) -> None:
         """Add the sequences of the shards that the batch ingests."""
+        new = set(batch.shards) - self._ingested
+        self._numbers = np.append(self._numbers, np.array([*new], np.int64))
         for order in batch.shards:
             if order in self._ingested:
                 self._findings.add(Invariant.LEDGER, key, f"takes in shard {order} a second time")
@@ -114,10 +118,15 @@ class LedgerAudit:
             self._ingested.add(order)
             self._waiting |= self._digests.get(order, {}).keys()
         # Counted, not listed: `closed_below` may be any number.
-        beyond = {order for order in self._ingested if order >= batch.closed_below}
+        is_beyond = self._numbers >= batch.closed_below
+        num_beyond = int(np.count_nonzero(is_beyond))
         closed_beyond = {order for order in batch.closed if order >= batch.closed_below}
-        num_below = len(self._ingested) - len(beyond)
-        if closed_beyond != beyond or num_below != batch.closed_below:
+        num_below = len(self._ingested) - num_beyond
+        if (
+            num_below != batch.closed_below
+            or num_beyond != len(closed_beyond)
+            or closed_beyond != set(self._numbers[is_beyond].tolist())
+        ):
             self._findings.add(
                 Invariant.LEDGER,
                 key,

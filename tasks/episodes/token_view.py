@@ -75,20 +75,36 @@ class TokenTexts:
 
 
 class Advantages:
-    """Advantages of trained sequences, from their batches; a few batches are kept."""
+    """Advantages of trained sequences, from their batches. A few batches are kept, and all
+    advantages of the order that is viewed: its sequences may be in any number of batches, in turn.
+    """
 
     def __init__(self, run: ObjectStore) -> None:
         self._run = run
         self._batches: dict[tuple[str, int], dict[SequenceKey, Float32]] = {}
+        self._order = -1
+        self._of_order: dict[tuple[str, int], dict[SequenceKey, Float32]] = {}
 
     def of(self, policy: str, step: int, key: SequenceKey) -> Float32 | None:
         """Return the advantages [L] of the sequence in a batch; None where that has none."""
+        if key.order != self._order:
+            self._order, self._of_order = key.order, {}
+        place = policy, step
+        if place not in self._of_order:
+            self._of_order[place] = {
+                each: advantages.copy()  # a view would keep those of the whole batch
+                for each, advantages in self._batch(policy, step).items()
+                if each.order == key.order
+            }
+        return self._of_order[place].get(key)
+
+    def _batch(self, policy: str, step: int) -> dict[SequenceKey, Float32]:
         place = policy, step
         if place not in self._batches:
             while len(self._batches) >= BATCHES_KEPT:
                 del self._batches[next(iter(self._batches))]
             self._batches[place] = self._read(policy, step)
-        return self._batches[place].get(key)
+        return self._batches[place]
 
     def _read(self, policy: str, step: int) -> dict[SequenceKey, Float32]:
         try:

@@ -15,7 +15,7 @@ from tasks.episodes.index import PlayedEpisode, PlayedSequence
 from tasks.episodes.prompt_plays import PromptPlay
 from tasks.episodes.token_view import ViewedSequence, ViewedToken
 from tasks.monitoring.training_curves import sample
-from tasks.terminal_text import one_line, quoted_line, visible
+from tasks.terminal_text import LINE_MAX, one_line, quoted_line, visible
 
 PLAYS_SHOWN_MAX = 6
 """Columns of the table of a prompt; of more plays an even sample is shown."""
@@ -197,7 +197,7 @@ def episode_json(episode: PlayedEpisode) -> dict[str, Any]:
     """Return one episode as JSON; numbers that are not finite are null."""
     return {
         "id": episode.id,
-        "prompt": episode.prompt_id,
+        "prompt": episode.prompt_id[:LINE_MAX],
         "region": episode.region,
         "worker": episode.worker,
         "reward": _finite(episode.reward),

@@ -322,6 +322,22 @@ def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: Obje
         simulation.dataflow()
 
 
+def test_a_batch_with_waiting_sequences_of_orders_that_were_never_written_is_refused(
+    memory_store: ObjectStore,
+) -> None:
+    simulation = world(memory_store, SIX_STEPS, max_staleness=3, batches_ahead=0)
+    train_to(simulation, simulation.dataflow(), version=5)
+    newest = batches.read(simulation.run, "solver", 5)
+    strangers = tuple(SequenceKey(order, 0, 0, 0) for order in range(1_000, 2_000))
+    body = batches.encode(replace(newest, waiting=newest.waiting + strangers))
+    simulation.run.put(layout.batch("solver", 5), body)
+    with pytest.raises(
+        CorruptError, match=r"solver/00000005.* ingested order 1999, which does not"
+    ):
+        simulation.dataflow()
+    assert not read_quarantine(simulation.run)
+
+
 def train_to(simulation: World, dataflow: Dataflow, version: int) -> None:
     """Train the solver to a version whose batch is its newest. Workers are one version behind in
     every second turn, so that a batch which is made again has other rows.

@@ -181,6 +181,18 @@ def test_several_record_batches_are_one_table_with_any_compression(
     assert arrow_files.strings(table, "word") == ["x"] * 5
 
 
+def test_a_large_dictionary_with_many_record_batches_is_refused() -> None:
+    words = pa.array(["x" * (2**24 - 2**10)]).dictionary_encode().cast(DICTIONARY)
+    parts = columns(word=words)
+    batch = pa.RecordBatch.from_arrays([parts[name] for name in SCHEMA.names], schema=SCHEMA)
+    few = arrow_file(SCHEMA, [batch] * 100, "test", {}, "lz4")
+    assert arrow_files.decode(few, SCHEMA, "test")[0].num_rows == 100
+    many = arrow_file(SCHEMA, [batch] * 1100, "test", {}, "lz4")
+    assert len(many) < 2**20
+    with pytest.raises(CorruptError, match=r"1100 batches of records with 167\d{5} bytes of dict"):
+        arrow_files.decode(many, SCHEMA, "test")
+
+
 def test_a_file_of_this_release_is_read_at_any_compression_ratio() -> None:
     zeros = np.zeros(3_000_000, dtype=np.int32)
     item = {"n": [7], "word": ["x"], "tokens": arrow_files.list_column([zeros], list_of(pa.int32())),

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.records.batches import Batch, LedgerEntry, SequenceKey
 from storage.run import batches
+from storage.run.batches import REASON_MAX
 from storage.store.object_store import ObjectStore
 from tests.support.runs import builders
 from tests.support.stores.damaging_store import damages_first_reads
@@ -73,6 +74,12 @@ def test_a_batch_with_a_ledger_and_no_rows_is_read_back() -> None:
     books = replace(builders.batch(waiting=(key(1),), ledger=(builders.entry(key(0)),)), rows=())
     loaded = round_trip(books)
     assert (loaded.rows, loaded.ledger, loaded.waiting) == ((), books.ledger, books.waiting)
+
+
+def test_a_very_long_reason_is_cut_when_a_batch_is_read() -> None:
+    entries = (builders.entry(key(0), reason="x" * 100_000), builders.entry(key(1)))
+    loaded = round_trip(replace(builders.batch(), ledger=entries))
+    assert [entry.reason for entry in loaded.ledger] == ["x" * REASON_MAX, "zero_advantage"]
 
 
 def test_an_empty_batch_is_read_back() -> None:

@@ -1,15 +1,18 @@
 import hashlib
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from storage import layout
 from storage.errors import ConfigError, CorruptError
 from storage.formats import arrow_files
+from storage.formats.safetensors import file_digest
 from storage.records.rollouts import Prompt
 from storage.records.windows import PromptWindow
 from storage.run import prompt_windows, runs
 from storage.store.object_store import ObjectStore
+from tests.support.stores.resealed import arrow_file
 
 PROMPTS = [
     Prompt("s3://b/a.jsonl/0", {"question": "1+1", "answer": "2", "more": {"n": [1, 2.5, None]}}),
@@ -118,6 +121,23 @@ def test_too_many_rows_or_bytes_are_refused_before_they_are_stored(
     assert memory_store.list() == []
     monkeypatch.setattr(prompt_windows, "ROWS_MAX", 2)
     prompt_windows.create(memory_store, PROMPTS)
+
+
+def test_rows_that_share_a_long_text_are_refused_before_they_are_parsed(
+    memory_store: ObjectStore,
+) -> None:
+    num_rows, text = 2**10, '{"question": "%s"}' % ("x" * 2**20)
+    ids, shared = [str(row) for row in range(num_rows)], pa.array([0] * num_rows, pa.int32())
+    columns = [
+        pa.array(ids).dictionary_encode(),
+        pa.DictionaryArray.from_arrays(shared, pa.array([text])),
+    ]
+    rows = pa.RecordBatch.from_arrays(columns, schema=prompt_windows.SCHEMA)
+    body = arrow_file(prompt_windows.SCHEMA, [rows], prompt_windows.KIND, {})
+    found = window(file_digest(body), num_rows)
+    memory_store.put(layout.prompts(found.digest), body)
+    with pytest.raises(CorruptError, match=r"arrow has 1,07\d,\d{3},\d{3} characters of ids and"):
+        prompt_windows.read(memory_store, found)
 
 
 @pytest.mark.parametrize(

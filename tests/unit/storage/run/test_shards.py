@@ -372,10 +372,12 @@ def test_arrays_of_a_decoded_shard_are_views(memory_store: ObjectStore) -> None:
     assert not sequence.tokens.flags.writeable
 
 
-def test_very_long_names_of_worker_and_region_are_cut_when_a_shard_is_read() -> None:
-    long = "x" * 100_000
-    read = round_trip(replace(builders.shard(), worker=long, region=long))
-    assert (read.worker, read.region) == ("x" * shards.NAME_MAX, "x" * shards.NAME_MAX)
+def test_very_long_names_of_worker_region_and_sequence_are_cut_when_a_shard_is_read() -> None:
+    long, cut = "x" * 100_000, "x" * shards.NAME_MAX
+    group = builders.group(builders.episode(builders.sequence(name=long)))
+    read = round_trip(replace(builders.shard(group), worker=long, region=long))
+    assert (read.worker, read.region) == (cut, cut)
+    assert read.groups[0].episodes[0].sequences[0].name == cut
 
 
 def test_sequences_of_very_many_policies_are_neither_stored_nor_read(

@@ -1019,3 +1019,26 @@ def test_violations_of_one_object_do_not_hide_those_of_another() -> None:
     listed = findings.violations()
     assert [each.what for each in listed[-2:]] == [MORE, "wrong"]
     assert len(listed) == VIOLATIONS_MAX + 2
+
+
+def test_ingested_orders_are_not_compared_one_by_one_with_every_batch(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Compared(int):
+        count = 0
+
+        def __ge__(self, other: int) -> bool:
+            Compared.count += 1
+            return int(self) >= other
+
+    read = batches.read
+
+    def many_shards(run: ObjectStore, policy: str, step: int) -> Batch:
+        batch = read(run, policy, step)
+        more = tuple(map(Compared, range(1_000, 2_000))) if step == 1 else ()
+        return replace(batch, shards=batch.shards + more)
+
+    monkeypatch.setattr(batches, "read", many_shards)
+    found = [each for each in verified(run).violations if "1999, which does not" in each.what]
+    assert len(found) == 2  # one for each policy
+    assert not Compared.count

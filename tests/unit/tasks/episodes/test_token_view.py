@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from deployments.cli.output.episode_tables import FATES_SHOWN, fates_words
-from storage.run import shards
+from storage.records.batches import Batch, SequenceKey
+from storage.run import batches, shards
+from storage.store.object_store import ObjectStore
+from tasks.episodes import token_view
 from tasks.episodes.index import EpisodeIndex
 from tasks.episodes.prompt_plays import ANSWER_TOKENS, prompt_plays
 from tasks.episodes.selection import Selection
@@ -37,6 +40,29 @@ def test_of_an_episode_of_very_many_tokens_the_first_are_viewed() -> None:
     ]
     whole = [*view(episode, played, TokenTexts(run), Advantages(run))]
     assert [len(turn.tokens) for turn in whole] == lengths
+
+
+def test_each_batch_is_read_once_for_the_sequences_of_one_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_run = run_with("view-turns", 3, 3, 3, 3)
+    keys = [SequenceKey(0, 0, 0, sequence) for sequence in range(4)]
+    for step in (1, 2):
+        rows = [builders.row(key, advantage=step) for key in keys[step - 1 :: 2]]
+        batches.create(small_run.run, builders.batch(*rows, step=step))
+    read: list[int] = []
+    read_batch = batches.read
+
+    def counted(run: ObjectStore, policy: str, step: int) -> Batch:
+        read.append(step)
+        return read_batch(run, policy, step)
+
+    monkeypatch.setattr(batches, "read", counted)
+    monkeypatch.setattr(token_view, "BATCHES_KEPT", 1)
+    advantages = Advantages(small_run.run)
+    shown = [advantages.of("solver", 1 + key.sequence % 2, key) for key in keys]
+    assert [float(each[-1]) for each in shown if each is not None] == [1.0, 2.0, 1.0, 2.0]
+    assert read == [1, 2]
 
 
 def test_of_a_very_long_answer_the_end_is_decoded() -> None:

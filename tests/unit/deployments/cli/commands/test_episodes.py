@@ -17,6 +17,7 @@ from storage.run import batches, runs, shards
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import publisher
 from tasks.recipes.loader import load
+from tasks.terminal_text import LINE_MAX
 from tests.support.runs import builders
 from tests.support.runs.small_run import RECIPE, TENSORS
 
@@ -198,6 +199,13 @@ def test_json_of_an_episode_has_its_tokens() -> None:
         "mask": True,
         "advantage": 0.75,
     }
+
+
+def test_a_very_long_prompt_id_is_cut_in_json(run: ObjectStore) -> None:
+    group = builders.group(prompt_id="x" * 100_000)
+    shards.create(run, builders.shard(group, order=9))
+    listed = json.loads(call("--json", "--prompt", "x*").stdout)
+    assert [each["prompt"] for each in listed] == ["x" * LINE_MAX] * 2
 
 
 def test_numbers_that_are_not_finite_are_null_in_json(run: ObjectStore) -> None:
