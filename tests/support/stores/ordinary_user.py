@@ -2,9 +2,12 @@
 as root.
 """
 
+import fcntl
 import os
+import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 NOBODY = 65534
@@ -19,17 +22,34 @@ def as_ordinary_user(folder: Path, work: Callable[[], None]) -> None:
         return
     for path in (folder, *folder.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
-    opened = [parent for parent in folder.parents if not parent.stat().st_mode & 0o001]
-    modes = [parent.stat().st_mode for parent in opened]
-    for parent in opened:  # pytest closes its folders to other users
-        parent.chmod(parent.stat().st_mode | 0o001)
-    try:
+    with _opened_parents(folder):
         told = _in_child(work)
-    finally:
-        for parent, mode in zip(opened, modes, strict=True):
-            parent.chmod(mode)
     if told:
         raise AssertionError(told)
+
+
+@contextmanager
+def _opened_parents(folder: Path) -> Iterator[None]:
+    """Let other users pass through the folders above, which pytest closes to them.
+
+    Test processes share these folders: one at a time opens them, or it would close them again while
+    the child of another needs them.
+    """
+    lock = os.open(tempfile.gettempdir(), os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        modes = {
+            parent: mode for parent in folder.parents if not (mode := parent.stat().st_mode) & 0o001
+        }
+        for parent, mode in modes.items():
+            parent.chmod(mode | 0o001)
+        try:
+            yield
+        finally:
+            for parent, mode in modes.items():
+                parent.chmod(mode)
+    finally:
+        os.close(lock)
 
 
 def _in_child(work: Callable[[], None]) -> str:
