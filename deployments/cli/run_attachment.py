@@ -18,6 +18,7 @@ from storage.errors import ConfigError
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.status import Status, status
+from tasks.terminal_text import one_line
 
 
 def attach(home: Home, store: ObjectStore, run_id: str, say: Say) -> bool:
@@ -40,7 +41,7 @@ def attach(home: Home, store: ObjectStore, run_id: str, say: Say) -> bool:
     seen = None if is_active and not run.exists(layout.RUN) else status(store, run_id)
     if seen is not None and not is_active and _is_over(seen):
         PlainConsole().print(live_view.picture(_last_view(seen, flow_run)))
-        say(f"{run_id} is {seen.state}: {seen.reason}")
+        say(f"{run_id} is {seen.state}: {one_line(seen.reason)}")
         return seen.state in ("completed", "exhausted")
     previous_stop = None if seen is None else runs.read_stop(run)
     followed = Followed(

@@ -27,6 +27,7 @@ from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.run_terms import run_terms
 from tasks.recipes.source import parse_assignments
+from tasks.terminal_text import one_line
 
 Say = Callable[[str], None]
 DEPLOYMENT_MAX = 200
@@ -181,7 +182,8 @@ def summarize(followed: Followed, last: Status, say: Say) -> None:
     """Print the run's results, the verdict of `verify` and the report's address."""
     run = followed.store.sub(layout.run_prefix(followed.run_id))
     say("")
-    say(f"{followed.run_id}: {last.state} after {live_view.clock(last.elapsed_s)}; {last.reason}")
+    took, reason = live_view.clock(last.elapsed_s), one_line(last.reason)
+    say(f"{followed.run_id}: {last.state} after {took}; {reason}")
     if last.state == "exhausted":
         settings = [
             f"--set budget.{kind}=…" for kind, each in last.budget.items() if each.is_used_up

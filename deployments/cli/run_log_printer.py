@@ -23,6 +23,9 @@ FIND_S = 10.0
 """Between two looks for flow runs that were started since."""
 LATE = datetime.timedelta(seconds=30)
 """A record may arrive this much later than a younger one of another process; clocks differ."""
+EARLIEST = datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC)
+LATEST = datetime.datetime(9999, 12, 30, tzinfo=datetime.UTC)
+"""Times that exist in every time zone. A record's time before or after is shown as one of them."""
 LINES_MAX = 200
 """Lines of one record."""
 LINE_MAX = 4000
@@ -111,7 +114,9 @@ class RunLogPrinter:
                 for line in self._lines(record):
                     self.console.print(line, soft_wrap=True)
             self._printed[record.id] = record.timestamp
-            self._newest = max(self._newest or record.timestamp, record.timestamp)
+            # a record of the future, of a wrong clock, would hide all others until then
+            at = min(max(record.timestamp, EARLIEST), datetime.datetime.now(datetime.UTC))
+            self._newest = max(self._newest or at, at)
         if self._newest is not None:
             oldest = self._newest - LATE
             self._printed = {id: at for id, at in self._printed.items() if at >= oldest}
@@ -124,7 +129,8 @@ class RunLogPrinter:
         width = max(map(len, members.values()))
         member = members.get(record.flow_run_id, run_logs.SUPERVISOR)
         level = logging.getLevelName(record.level) if record.level >= logging.WARNING else ""
-        head = f"{record.timestamp.astimezone():%Y-%m-%d %H:%M:%S}  {member:<{width}}  "
+        at = min(max(record.timestamp, EARLIEST), LATEST).astimezone()
+        head = f"{at:%Y-%m-%d %H:%M:%S}  {member:<{width}}  "
         style = next((style for least, style in STYLES if record.level >= least), "dim")
         lines = plain(record.message).splitlines() or [""]
         for number, line in enumerate(lines[:LINES_MAX]):

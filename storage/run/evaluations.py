@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage import layout
-from storage.errors import UNREADABLE, ConfigError, CorruptError
+from storage.errors import UNREADABLE, ConfigError, CorruptError, NotFoundError
 from storage.formats import arrow_files
 from storage.formats.json_objects import build
 from storage.plain_names import new_write_id
@@ -113,7 +113,7 @@ def read_all(
     for name in to_read:
         try:
             readable.append((_read_cached if cached else _read_key)(run, name))
-        except CorruptError as error:
+        except (CorruptError, NotFoundError) as error:
             unreadable[name] = str(error)
     return Evaluations(tuple(readable), unreadable)
 

@@ -152,9 +152,10 @@ def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
 
 def read_run(run: ObjectStore) -> RunRecord:
     """Read `run.json`; NotFoundError when there is none, CorruptError when it is damaged."""
-    record = read_twice(lambda: unseal(RunRecord, run.get(layout.RUN), layout.RUN))
+    where = f"{run.url}/{layout.RUN}"
+    record = read_twice(lambda: unseal(RunRecord, run.get(layout.RUN), where))
     if record.run_id != run_id(run):
-        raise CorruptError(f"{run.url}/{layout.RUN} is the record of run {record.run_id}")
+        raise CorruptError(f"{where} is the record of run {record.run_id}")
     return record
 
 

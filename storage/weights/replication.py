@@ -274,9 +274,20 @@ def _whole_tensor_files(manifest: Manifest) -> tuple[FileInfo, ...]:
 
 
 def _check_same_run(home: ObjectStore, mirror: ObjectStore, policy: str) -> None:
-    """Raise ConfigError when the mirror has another version 0 than home, of another run."""
-    key = layout.manifest(layout.weights(policy, 0))
-    if mirror.exists(key) and home.exists(key) and mirror.get(key) != home.get(key):
+    """Raise ConfigError when the mirror has another version 0 than home, of another run.
+
+    A damaged manifest tells nothing: that of the mirror is not read by others, and for that of
+    home, CorruptError is raised.
+    """
+    if not (manifests.exists(mirror, policy, 0) and manifests.exists(home, policy, 0)):
+        return
+    at_home = manifests.read_manifest(home, policy, 0)
+    try:
+        mirrored = manifests.read_manifest(mirror, policy, 0)
+    except CorruptError as error:
+        log.warning("version 0 of %s is damaged in the mirror, which goes on: %s", policy, error)
+        return
+    if (mirrored.write_id, mirrored.digest) != (at_home.write_id, at_home.digest):
         raise ConfigError(
             f"{mirror.url} mirrors another run of this name; empty it, or name another mirror"
         )

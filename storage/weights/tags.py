@@ -204,8 +204,9 @@ def read_all(run: ObjectStore) -> Tags:
             readable.append(read(run, name))
         except UNREADABLE as error:
             unreadable[place] = str(error)
-        except NotFoundError:
-            continue  # deleted meanwhile
+        except NotFoundError as error:
+            if place in run.list(layout.TAGS):  # else it was deleted meanwhile
+                unreadable[place] = f"{place} is listed, but cannot be read: {error}"
     return Tags(
         tuple(sorted(readable, key=lambda tag: (tag.policy, tag.version, tag.name))), unreadable
     )

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from storage.errors import CorruptError
+from storage.errors import UNREADABLE, NotFoundError
 from storage.run import evaluations
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
@@ -124,7 +124,7 @@ class EventQueue:
                 return
             version = max(1, newest - OVERLAP + 1)
         while manifests.exists(self._run, policy, version):
-            with contextlib.suppress(CorruptError):  # `verify` reports it
+            with contextlib.suppress(NotFoundError, *UNREADABLE):  # `verify` reports it
                 manifest = manifests.read_manifest(self._run, policy, version)
                 self.add(
                     "version.published",

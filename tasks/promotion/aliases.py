@@ -76,6 +76,12 @@ def project(store: ObjectStore, standing: Standing, uri: str) -> Projection:
     wanted: dict[Alias, str] = {}
     kept: set[str] = set()
     problems = []
+    if standing.unknown_previous:
+        kept.add("previous")
+        problems.append(
+            "MLflow's alias previous stays where it is, because the champion before is not known: "
+            f"{standing.unknown_previous}"
+        )
     for role in ALIASES:
         if (decision := standing.roles.get(role)) is None:
             continue

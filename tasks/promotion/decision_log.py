@@ -32,6 +32,8 @@ class _Champion:
 
     decision: PromotionDecision
     before: "_Champion | None"
+    unknown_before: str
+    """Why the champion before is not known; empty where it is known, and where there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class Standing:
     """Why the champion is not known: a decision that may have changed it cannot be read. Empty
     where it is known.
     """
+    unknown_previous: str = ""
+    """The same of `previous`, where the champion is known."""
 
     @property
     def roles(self) -> dict[str, PromotionDecision]:
@@ -92,11 +96,17 @@ def standings(log: PromotionLog) -> Iterator[tuple[int, Standing]]:
         elif decision.kind is DecisionKind.REJECTED:
             challenger = decision
         else:
-            before = champion
+            before, unknown_before = champion, unknown
             if decision.kind is DecisionKind.ROLLED_BACK:
                 returned = champions.get(decision.returns_to or 0)
                 before = returned.before if returned else None
-            champion = champions[number] = _Champion(decision, before)
+                unknown_before = (
+                    returned.unknown_before
+                    if returned
+                    else f"decision {decision.returns_to}, to which decision {number} returned, "
+                    "cannot be read"
+                )
+            champion = champions[number] = _Champion(decision, before, unknown_before)
             challenger, unknown = None, ""
         yield (
             number,
@@ -106,6 +116,7 @@ def standings(log: PromotionLog) -> Iterator[tuple[int, Standing]]:
                 previous=champion.before.decision if champion and champion.before else None,
                 challenger=challenger,
                 unknown=unknown,
+                unknown_previous=champion.unknown_before if champion else "",
             ),
         )
 

@@ -181,6 +181,12 @@ def _attempt(failure: str, act: Callable[[], None], problems: list[str]) -> None
 
 def _previous(store: ObjectStore, standing: Standing) -> PromotionDecision:
     decision_log.require_known(store, standing)
+    if standing.unknown_previous:
+        raise ConfigError(
+            f"the champion of {standing.name} before the present one is not known: "
+            f"{standing.unknown_previous}; put the object back into {store.url} from a copy, or "
+            f"name a decision with --to NUMBER: `astraflow promotions {standing.name}` lists them"
+        )
     if standing.previous is None:
         raise ConfigError(
             f"{standing.name} has no earlier champion to return to; `astraflow promotions "

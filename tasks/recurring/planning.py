@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.errors import UNREADABLE, ConfigError, ConflictError, CorruptError
+from storage.errors import AstraFlowError, ConfigError, ConflictError, CorruptError
 from storage.formats.json_values import storable_text
 from storage.plain_names import new_write_id
 from storage.promotion import nights, promotions
@@ -184,7 +184,8 @@ def _reason_to_skip(
 def _give_up(store: ObjectStore, plan: NightPlan, how: NightEnd, reason: str) -> NightOutcome:
     """End a night whose process has died. Its run's members leave when they see the stop.
 
-    A damaged object of its run is logged: later nights do not need it.
+    An object of its run that cannot be read is logged: later nights do not need it. Where the whole
+    store does not answer, the outcome is not stored either.
     """
     log.warning("night %s of %s is %s: %s", plan.night, plan.name, how.value, reason)
     run = store.sub(layout.run_prefix(plan.run_id))
@@ -192,7 +193,7 @@ def _give_up(store: ObjectStore, plan: NightPlan, how: NightEnd, reason: str) ->
         if run.exists(layout.RUN) and runs.read_stop(run) is None:
             state: RunEnd = "failed" if how is NightEnd.FAILED else "cancelled"
             runs.request_stop(run, Stop(state, reason, time.time()))
-    except UNREADABLE as error:
+    except AstraFlowError as error:
         log.error("the run %s is not stopped: %s", plan.run_id, error)
     return end(store, plan.name, plan.night, how, reason)
 

@@ -15,6 +15,7 @@ from deployments.cli import run_id_completion
 from deployments.cli.output.terminal import EXIT_FAILED, AsJson, NamedRun, say, show, store, warn
 from deployments.paths import home
 from storage.errors import ConfigError
+from tasks.terminal_text import one_line
 
 if TYPE_CHECKING:
     from deployments.cli.run_launcher import RunRequest
@@ -250,7 +251,7 @@ def cancel(run: NamedRun) -> None:
     elif previous_stop.state in ("suspended", "cancelled"):
         _cancel_suspended(stored, run, previous_stop)
     else:
-        say(f"{run} is already {previous_stop.state}: {previous_stop.reason}")
+        say(f"{run} is already {previous_stop.state}: {one_line(previous_stop.reason)}")
 
 
 def _cancel_suspended(stored: "ObjectStore", run: str, previous_stop: "Stop") -> None:
@@ -275,7 +276,7 @@ def _cancel_suspended(stored: "ObjectStore", run: str, previous_stop: "Stop") ->
     elif previous_stop.state == "suspended":
         say(f"{run} is cancelled")
     else:
-        say(f"{run} is already cancelled: {previous_stop.reason}")
+        say(f"{run} is already cancelled: {one_line(previous_stop.reason)}")
 
 
 def _wait_while_taken_up(stored: "ObjectStore", run: str, suspension: "Stop") -> None:
@@ -319,7 +320,9 @@ def suspend(run: NamedRun) -> None:
         raise ConfigError(f"{run} is {stop.state}, so it cannot be suspended: {stop.reason}")
     if before is not None:
         _refuse_to_suspend_what_is_being_resumed(run, before)
-        say(f"{run} is already suspended: {stop.reason}; `astraflow resume {run}` goes on")
+        say(
+            f"{run} is already suspended: {one_line(stop.reason)}; `astraflow resume {run}` goes on"
+        )
         return
     say(f"{run} is being suspended; `astraflow resume {run}` goes on when its members have left")
 

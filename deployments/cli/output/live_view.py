@@ -63,7 +63,7 @@ def picture(view: View) -> RenderableType:
         parts += [Text(words, style="dim") for words in waiting_lines(view.status)]
         if view.status.budget:
             parts.append(budget_line(view.status))
-        parts += [Text(words, style="yellow") for words in view.status.problems]
+        parts += [Text(one_line(words), style="yellow") for words in view.status.problems]
     parts.append(_links(view.links))
     title = Text.assemble((view.run_id, "bold"), "  ", _state(view), "  ", clock(view.elapsed_s))
     panel = Panel(Group(*parts), title=title, title_align="left", border_style="dim")
@@ -170,7 +170,7 @@ def trouble_lines(status: Status) -> list[str]:
         if member.state in (ServiceState.FAILED, SILENT) or member.wait_reason in FAULTS
     ]
     return [
-        f"{member.id}: {member.state}{f', {member.note}' if member.note else ''}"
+        one_line(f"{member.id}: {member.state}{f', {member.note}' if member.note else ''}")
         for member in troubled
     ]
 
@@ -185,7 +185,7 @@ def waiting_lines(status: Status) -> list[str]:
     for member in status.members:
         if member.note and member.wait_reason in {WaitReason.BASE_MODEL, *FAULTS}:
             by_note.setdefault(member.note, []).append(member.id)
-    return [f"{', '.join(sorted(ids))}: {note}" for note, ids in sorted(by_note.items())]
+    return [one_line(f"{', '.join(sorted(ids))}: {note}") for note, ids in sorted(by_note.items())]
 
 
 def traffic_lines(status: Status) -> list[str]:
@@ -259,7 +259,8 @@ def _progress(view: View) -> RenderableType:
         )
     if view.base_model is not None and view.status.state == "starting":
         return _bar(
-            view.base_model, f"building the base models, {view.base_model:.0%}  {view.note}"
+            view.base_model,
+            one_line(f"building the base models, {view.base_model:.0%}  {view.note}"),
         )
     policies = view.status.policies.values()
     done, planned = min(policy.step for policy in policies), view.status.steps
@@ -268,7 +269,7 @@ def _progress(view: View) -> RenderableType:
         if view.status.closing is not None
         else view.status.reason
     )
-    return _bar(done / planned, f"{done} of {planned} steps  {doing}")
+    return _bar(done / planned, one_line(f"{done} of {planned} steps  {doing}"))
 
 
 def _bar(share: float, words: str) -> RenderableType:

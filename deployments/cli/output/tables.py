@@ -40,7 +40,7 @@ def status_picture(status: Status) -> RenderableType:
         (status.run_id, "bold"),
         "  ",
         (status.state, live_view.STATE_STYLES.get(status.state, "bold cyan")),
-        f"  {live_view.clock(status.elapsed_s)}  {status.reason}",
+        f"  {live_view.clock(status.elapsed_s)}  {one_line(status.reason)}",
     )
     parts: list[RenderableType] = [
         head,
@@ -57,7 +57,7 @@ def status_picture(status: Status) -> RenderableType:
     ]
     parts += [
         Text(words, style="yellow")
-        for words in (*live_view.trouble_lines(status), *status.problems)
+        for words in (*live_view.trouble_lines(status), *map(one_line, status.problems))
     ]
     if status.budget:
         parts.append(live_view.budget_line(status))

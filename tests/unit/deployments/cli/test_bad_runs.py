@@ -164,7 +164,7 @@ def test_the_default_run_is_the_newest_readable_one(store: ObjectStore) -> None:
     result = call("status", "--json")
     assert json.loads(result.stdout)["run_id"] == "good"
     assert result.stderr.startswith(
-        "the run bad is skipped, because it cannot be read: run.json is not JSON"
+        f"the run bad is skipped, because it cannot be read: {store.url}/runs/bad/run.json is not JSON"
     )
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import io
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID, uuid4
@@ -59,11 +60,14 @@ class Run:
 
     def log(self, flow_run: UUID, seconds: float, message: str, level: int = INFO) -> None:
         at = NOON + datetime.timedelta(seconds=seconds)
+        self.log_at(flow_run, at.isoformat(), message, level)
+
+    def log_at(self, flow_run: UUID, at: str, message: str, level: int = INFO) -> None:
         record = {
             "name": "trainer",
             "level": level,
             "message": message,
-            "timestamp": at.isoformat(),
+            "timestamp": at,
             "flow_run_id": str(flow_run),
         }
         self.client._client.post("/logs/", json=[record]).raise_for_status()
@@ -244,6 +248,33 @@ def test_following_begins_with_the_last_records(run: Run) -> None:
     printer._find()
     printer.follow()
     assert run.lines == [f"supervisor  {text}" for text in ("line 2", "line 3", "late")]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Los_Angeles"])
+@pytest.mark.parametrize(
+    "at", ["0001-01-01T00:00:00Z", "9998-01-01T00:00:00Z", "9999-12-31T23:59:59Z"]
+)
+def test_a_record_with_a_wrong_time_hides_no_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch, at: str, zone: str
+) -> None:
+    run.log(run.supervisor, 1, "before")
+    run.log_at(run.supervisor, at, "wrong")
+
+    def new() -> None:
+        run.log(run.supervisor, 100, "new")
+        run.end(run.supervisor)
+
+    monkeypatch.setattr(run_log_printer, "FIND_S", 0.0)
+    monkeypatch.setattr(run_log_printer, "LATE", datetime.timedelta(days=10_000))
+    printer = run.printer()
+    printer.pause = _in_turn(new)
+    with monkeypatch.context() as context:
+        context.setenv("TZ", zone)
+        time.tzset()
+        printer.print_last(10)
+        printer.follow()
+    time.tzset()
+    assert sorted(line[12:] for line in run.lines) == ["before", "new", "wrong"]
 
 
 def test_a_server_that_is_away_for_a_while_is_asked_again(

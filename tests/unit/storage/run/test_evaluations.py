@@ -11,6 +11,7 @@ from storage.run import evaluations
 from storage.run.evaluations import Accuracy, Evaluation
 from storage.store.object_store import open_store
 from tests.support.stores.damaging_store import damages_first_reads
+from tests.support.stores.hiding_store import hides
 
 
 def evaluation(step: int, workflow: str = "actor_and_verify") -> Evaluation:
@@ -153,6 +154,16 @@ def test_an_evaluation_with_an_extreme_number_in_its_header_is_corrupt(
         CorruptError, match=f"the header of an evaluation is not a _Header: {next(iter(change))}"
     ):
         evaluations.decode(evaluations.encode(replace(evaluation(20), **change)))
+
+
+def test_an_evaluation_that_is_listed_and_not_found_is_unreadable() -> None:
+    run = open_store("memory://evals-hidden")
+    evaluations.create(run, evaluation(20))
+    evaluations.create(run, evaluation(40))
+    hidden = evaluations.key(evaluation(20))
+    seen = evaluations.read_all(hides(run, hidden))
+    assert [each.versions["solver"] for each in seen.readable] == [40]
+    assert "there is no object" in seen.unreadable[hidden]
 
 
 def test_unreadable_evaluations_are_listed_with_their_reason_beside_the_others() -> None:

@@ -555,6 +555,33 @@ def test_a_damaged_manifest_in_the_mirror_blocks_no_newer_version(world: World) 
     assert manifests.latest(world.mirror, "solver") == 4
 
 
+def test_a_damaged_base_model_in_the_mirror_is_that_of_no_other_run(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    world.mirror.put(layout.manifest(layout.weights("solver", 0)), b"{}")
+    publish_more(world.home, range(3, 5), anchors=range(0))
+    kept(world, no_stop, last=4)
+    assert manifests.latest(world.mirror, "solver") == 4
+
+
+def test_a_damaged_base_model_at_home_is_named_and_waited_for(world: World) -> None:
+    """The mirror has the only intact manifest: nobody is told to empty it."""
+    world.publish(2)
+    world.copy_all()
+    key = layout.manifest(layout.weights("solver", 0))
+    world.home.put(key, b"{}")
+    notes: list[str] = []
+
+    def put_back(seconds: float) -> None:
+        notes.append(lifetime.heartbeat.last.note)
+        if notes[-1]:
+            world.home.put(key, world.mirror.get(key))
+
+    lifetime = ScriptedLifetime(world.home, "mirror", put_back)
+    replication.replicate(lifetime, world.mirror, ["solver"], last=1)
+    assert any(note.startswith(f"solver is not mirrored: {key} ") for note in notes), notes
+
+
 def test_anchors_published_by_a_concurrent_mirror_are_completed_too(world: World) -> None:
     world.publish(3)
     world.copy_all()

@@ -17,6 +17,7 @@ from storage.weights import publisher, reader, retention, tags
 from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention
 from storage.weights.tags import Tag
+from tests.support.stores.hiding_store import hides
 
 NOTHING_ELSE = Retention(last=1, every=0, grace_s=0.0)
 NOW_S = 4e9
@@ -144,6 +145,12 @@ def test_an_unreadable_tag_keeps_every_version(run: ObjectStore) -> None:
     run.put(layout.tag("good"), b"{}")
     with pytest.raises(CorruptError, match=r"tags/good\.json"):
         retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
+
+
+def test_a_tag_that_is_listed_and_not_found_keeps_every_version(run: ObjectStore) -> None:
+    tags.create(run, "best", "solver", 4)
+    with pytest.raises(CorruptError, match=r"tags/best\.json is listed, but cannot be read"):
+        retention.plan(hides(run, layout.tag("best")), "solver", NOTHING_ELSE, NOW_S)
 
 
 def test_a_damaged_tag_stops_gc_hides_no_other_tag_and_can_be_removed(run: ObjectStore) -> None:

@@ -11,6 +11,7 @@ from tasks.events import run_events
 from tasks.events.run_events import OVERLAP, EventQueue, body
 from tests.support.runs.builders import tensors
 from tests.support.runs.evaluations import evaluation
+from tests.support.stores.hiding_store import hides
 
 
 def _told(queue: EventQueue) -> list[tuple[str, object]]:
@@ -82,6 +83,21 @@ def test_a_damaged_manifest_is_passed_over(memory_store: ObjectStore) -> None:
     queue.look()
     assert _told(queue) == []
     assert manifests.exists(memory_store, "solver", 1)
+
+
+def test_a_manifest_that_cannot_be_read_hides_no_other_event(memory_store: ObjectStore) -> None:
+    _publish(memory_store, 0, 1, 2)
+    publisher.publish(memory_store, "verifier", 0, tensors(0))
+    publisher.publish(memory_store, "verifier", 1, tensors(1))
+    _evaluate(memory_store, 0)
+    hidden = layout.manifest(layout.weights("solver", 1))
+    queue = EventQueue(hides(memory_store, hidden), ["solver", "verifier"])
+    queue.look()
+    assert _told(queue) == [
+        ("version.published", 2),
+        ("version.published", 1),
+        ("evaluation.done", {"solver": 0}),
+    ]
 
 
 def test_the_oldest_events_are_dropped_when_prefect_takes_none(

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from storage import layout
 from storage.promotion import promotions
 from storage.records.promotions import DecisionKind, PromotionDecision
 from storage.store.object_store import ObjectStore
@@ -256,6 +257,26 @@ def test_an_unknown_champion_moves_nothing(uri: str, memory_store: ObjectStore) 
     projected = aliases.project(memory_store, standing, uri)
     assert projected.moves == ()
     assert projected.problems == ("MLflow's aliases stay, because the champion is not known: torn",)
+
+
+def test_an_unknown_champion_before_keeps_the_alias_previous(
+    memory_store: ObjectStore, run: ObjectStore, uri: str
+) -> None:
+    decided(memory_store, run, PROMOTED, 1)
+    aliases.project(memory_store, decided(memory_store, run, PROMOTED, 2), uri)
+    memory_store.put(layout.promotion("tiny", 1), b"torn")
+    standing = decision_log.fold(promotions.read_log(memory_store, "tiny"))
+    projected = aliases.project(memory_store, standing, uri)
+    assert projected.moves == ()
+    assert len(projected.problems) == 1
+    assert projected.problems[0].startswith(
+        "MLflow's alias previous stays where it is, because the champion before is not known: "
+        "promotions/tiny/00000001.json"
+    )
+    assert stored(uri) == {"champion": both(2), "previous": both(1)}
+    standing = decided(memory_store, run, REJECTED, 3)  # other aliases move
+    aliases.project(memory_store, standing, uri)
+    assert stored(uri) == {"champion": both(2), "previous": both(1), "challenger": both(3)}
 
 
 def test_a_server_that_does_not_answer_is_a_transient_error(

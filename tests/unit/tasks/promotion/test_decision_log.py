@@ -73,7 +73,6 @@ def roles(standing: Standing) -> tuple[str, str, str]:
             ("a5", "", ""),
         ),
         ([(PROMOTED, "a"), (PROMOTED, "b"), (REJECTED, "c"), (BACK, "a", 1)], ("a4", "", "")),
-        ([(BACK, "a", 7)], ("a1", "", "")),
     ],
 )
 def test_the_fold_names_champion_previous_and_challenger(
@@ -81,7 +80,7 @@ def test_the_fold_names_champion_previous_and_challenger(
 ) -> None:
     standing = fold(log(*entries))
     assert roles(standing) == expected
-    assert standing.unknown == ""
+    assert (standing.unknown, standing.unknown_previous) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +91,7 @@ def test_the_fold_names_champion_previous_and_challenger(
         ([(PROMOTED, "a"), "torn", (PROMOTED, "b")], ("b3", "", ""), True),
         ([(PROMOTED, "a"), (PROMOTED, "b"), "torn", (BACK, "b", 2)], ("b4", "a1", ""), True),
         (["torn", (PROMOTED, "a"), (PROMOTED, "b")], ("b3", "a2", ""), True),
+        ([(BACK, "a", 7)], ("a1", "", ""), True),
     ],
 )
 def test_after_an_unreadable_decision_the_champion_is_unknown_until_one_is_named(
@@ -100,6 +100,32 @@ def test_after_an_unreadable_decision_the_champion_is_unknown_until_one_is_named
     standing = fold(log(*entries))
     assert roles(standing) == expected
     assert (standing.unknown == "") == is_known
+
+
+@pytest.mark.parametrize(
+    ("entries", "previous", "unknown"),
+    [
+        ([(PROMOTED, "a"), "torn"], "", ""),  # the champion itself is unknown
+        (["torn", (PROMOTED, "a")], "", "torn"),
+        (["torn", (PROMOTED, "a"), (REJECTED, "b")], "", "torn"),
+        ([(PROMOTED, "a"), "torn", (PROMOTED, "b")], "", "torn"),
+        (["torn", (PROMOTED, "a"), (PROMOTED, "b")], "a2", ""),
+        # a rollback has the previous champion of the decision to which it returns
+        (["torn", (PROMOTED, "a"), (PROMOTED, "b"), (BACK, "a", 2)], "", "torn"),
+        ([(PROMOTED, "a"), (PROMOTED, "b"), "torn", (BACK, "b", 2)], "a1", ""),
+        ([(PROMOTED, "a"), "torn", (BACK, "a", 1)], "", ""),
+        (
+            ["torn", (PROMOTED, "a"), (BACK, "b", 1)],
+            "",
+            "decision 1, to which decision 3 returned, cannot be read",
+        ),
+    ],
+)
+def test_the_champion_before_is_unknown_where_an_unreadable_decision_may_name_it(
+    entries: list[Any], previous: str, unknown: str
+) -> None:
+    standing = fold(log(*entries))
+    assert (roles(standing)[1], standing.unknown_previous) == (previous, unknown)
 
 
 def test_the_standing_after_each_decision_is_that_of_the_log_until_then() -> None:

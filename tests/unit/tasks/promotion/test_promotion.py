@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from storage import layout
 from storage.errors import ConfigError, ConflictError
 from storage.promotion import promotions
 from storage.records.promotions import GateVerdict, PromotionDecision, TeamVersion
@@ -211,6 +212,21 @@ def test_a_rollback_to_no_earlier_champion_is_refused(
     with pytest.raises(ConfigError, match=message):
         roll_back(memory_store, "tiny", "bob", "", to=to)
     assert len(log_of(memory_store)) == 3
+
+
+def test_a_rollback_to_a_champion_that_is_unknown_says_so(
+    memory_store: ObjectStore, run: ObjectStore
+) -> None:
+    for version in (1, 2):
+        promote(memory_store, "tiny", of(run, version), "ada", "")
+    memory_store.put(layout.promotion("tiny", 1), b"torn")
+    with pytest.raises(
+        ConfigError,
+        match=r"champion of tiny before the present one is not known: promotions/tiny/00000001\.json"
+        r".*; put the object back .*--to NUMBER",
+    ):
+        roll_back(memory_store, "tiny", "bob", "")
+    assert len(log_of(memory_store)) == 1
 
 
 def test_an_empty_log_cannot_be_rolled_back(memory_store: ObjectStore) -> None:

@@ -21,6 +21,7 @@ from tasks.recurring.planning import Schedule
 from tasks.recurring.restarts import RESTARTS_MAX
 from tests.support.patience import until
 from tests.support.runs import promotable
+from tests.support.stores.bad_sectors import fail_reads
 from tests.support.stores.strange_objects import link, take_place
 
 FIRST, SECOND, THIRD = "20260101-0200", "20260102-0200", "20260103-0200"
@@ -230,6 +231,19 @@ def test_a_dead_night_whose_runs_end_cannot_be_read_is_abandoned(
     assert outcome.end is NightEnd.ABANDONED
     assert f"the run tiny-{FIRST} is not stopped: the run's end cannot be read" in caplog.text
     assert run.get(layout.STOP) == b"{"
+
+
+def test_a_dead_night_whose_runs_end_is_on_a_bad_sector_is_abandoned(
+    local_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(local_store, FIRST)
+    run = runs.create_run(local_store, f"tiny-{FIRST}", {})
+    runs.request_stop(run, Stop("completed", "all steps", 1.0))
+    fail_reads(monkeypatch, f"tiny-{FIRST}/{layout.STOP}")
+    planned(local_store, SECOND)
+    outcome = nights.read_outcome(local_store, "tiny", FIRST)
+    assert outcome is not None
+    assert outcome.end is NightEnd.ABANDONED
 
 
 def test_a_dead_night_whose_run_is_a_link_is_abandoned(

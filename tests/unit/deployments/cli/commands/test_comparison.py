@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deployments.cli.app import app
+from storage.store.object_store import open_store
 from tests.support.runs.small_run import SmallRun
 
 
@@ -71,3 +72,12 @@ def test_bad_arguments_are_named(words: list[str], error: str) -> None:
     result = command(*words)
     assert result.exit_code == 2
     assert error in result.stderr
+
+
+@pytest.mark.usefixtures("two_runs")
+@pytest.mark.parametrize("body", [b"{", b"{}", b"[]", b'{"format": 1, "run_id": "weak"}'])
+def test_a_run_that_cannot_be_read_is_named(tmp_path: Path, body: bytes) -> None:
+    open_store(f"memory://{tmp_path.name}").put("runs/strong/run.json", body)
+    result = command("weak", "strong", "untested")
+    assert result.exit_code == 1
+    assert f"memory://{tmp_path.name}/runs/strong/run.json" in result.stderr

@@ -277,6 +277,28 @@ def test_times_are_written_as_a_clock() -> None:
     assert [live_view.clock(seconds) for seconds in (0.9, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
 
 
+@pytest.mark.parametrize("state", ["starting", "running", "completed"])
+def test_stored_text_adds_no_line_to_the_view_and_the_status(state: str) -> None:
+    """Reasons, notes and faults have the text that a writer of the store chose."""
+    forged = "out of disk\nverify: clean"
+    members = [_member("mirror-eu", "waiting", WaitReason.STORE, forged)]
+    changes = {"reason": forged, "problems": [forged], "members": members}
+    status = _status(state).model_copy(update=changes)
+    view = View(
+        run_id="tiny-1",
+        elapsed_s=65.0,
+        flow_state="Running",
+        status=status,
+        base_model=0.5,
+        note=forged,
+    )
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(tables.status_picture(status))
+    for lines in (_drawn(view), console.export_text().splitlines()):
+        assert any("out of disk verify: clean" in line for line in lines)
+        assert "verify: clean" not in lines
+
+
 def test_members_with_problems_are_shown_during_the_run() -> None:
     members = [
         _member("mirror-eu", "waiting", WaitReason.STORE, "solver is not mirrored: no route"),
