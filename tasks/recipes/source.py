@@ -86,7 +86,7 @@ def read_source(recipe: str, folders: tuple[Path, ...]) -> Source:
         if base is not None and not isinstance(base, str):
             raise ConfigError(
                 f"{source.place(('extends',))}: extends: must be the name of one recipe, not "
-                f"{base!r}"
+                f"{brief(repr(base))}"
             )
         chain.append(source)
         reference = base

@@ -57,6 +57,14 @@ def test_extends_merges_sections_and_replaces_lists(tmp_path: Path) -> None:
     assert source.place(("a", "y")).source.endswith("mine.yaml")
 
 
+def test_a_recipe_that_extends_a_list_is_refused_without_quoting_all_of_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"extends: [{'base, ' * 1_000}]\n")
+    with pytest.raises(
+        ConfigError, match=r"line 1: extends: must be the name of one recipe, not .{100}…$"
+    ):
+        read_source(str(tmp_path / "mine.yaml"), (tmp_path,))
+
+
 def test_recipes_with_thousands_of_keys_are_merged_in_little_time(tmp_path: Path) -> None:
     for depth in range(8):
         lines = [f"extends: ./{depth + 1}.yaml"] * (depth < 7)
