@@ -121,6 +121,18 @@ def test_a_value_from_a_form_is_nested_as_deep_as_one_of_a_file() -> None:
         override(parse("steps: 80", "r"), {"data": nested})
 
 
+def test_a_large_value_at_thousands_of_places_is_refused_before_it_is_written() -> None:
+    source = parse("".join(f"k{number}: 0\n" for number in range(1_000)), "r")
+    override(source, {"*": [1] * 98})
+    with pytest.raises(
+        ConfigError, match=r"^--set \*: with .* before it, more than 100,000 values"
+    ):
+        override(source, {"k1": [1], "*": [1] * 99, "k2": [1]})
+    with pytest.raises(ConfigError, match=r"^--set k2: with the overrides before it"):
+        override(source, {"k1": [1] * 50_000, "k2": [1] * 50_000})
+    assert str(source.place(("k1", "49999"))) == "--set k1"
+
+
 def test_a_key_with_an_empty_part_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^--set a\.\.b: not a dotted key"):
         override(parse("a: 1\n", "r"), {"a..b": 1})
