@@ -160,7 +160,9 @@ def _problem(
             f"must be {_bound_at(data, path, error['input'] < 0)}, not {_brief(error['input'])}",
         )
     if kind == "literal_error":
-        return Problem(path, f"must be one of {error['ctx']['expected']}, not {error['input']!r}")
+        return Problem(
+            path, f"must be one of {error['ctx']['expected']}, not {_brief(error['input'])}"
+        )
     if kind == "missing":
         return Problem(path, MESSAGES[kind] + _neighbour(data, path[:-1]))
     if kind == "list_type" and isinstance(error["input"], Mapping) and "0" in error["input"]:

@@ -20,6 +20,8 @@ from tasks.recipes.yaml_file import KeyPath as KeyPath
 log = logging.getLogger(__name__)
 
 EXTENDS_DEPTH_MAX = 8
+OVERRIDDEN_MAX = 100_000
+"""Keys and list items that the overrides of one command write, with the repetitions by `*`."""
 SHOWN_MAX = 100
 """Characters of an assignment or a name in a message."""
 SUFFIXES = (".yaml", ".yml")
@@ -86,7 +88,7 @@ def read_source(recipe: str, folders: tuple[Path, ...]) -> Source:
         if base is not None and not isinstance(base, str):
             raise ConfigError(
                 f"{source.place(('extends',))}: extends: must be the name of one recipe, not "
-                f"{base!r}"
+                f"{brief(repr(base))}"
             )
         chain.append(source)
         reference = base
@@ -160,7 +162,11 @@ def parse(text: str, name: str) -> Source:
 
 
 def override(source: Source, overrides: Mapping[str, Any]) -> None:
-    """Apply overrides by dotted keys; `*` means every existing key: `policies.*.batch_size`."""
+    """Apply overrides by dotted keys; `*` means every existing key: `policies.*.batch_size`.
+
+    Raises ConfigError for what is no key, and for values that are too deep or too many.
+    """
+    num_values = 0
     for dotted, value in overrides.items():
         parts = tuple(dotted.split("."))
         if not all(parts) or len(parts) > NESTING_MAX:
@@ -177,6 +183,12 @@ def override(source: Source, overrides: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"--set {brief(dotted)}: no section has keys that * can stand for; write the key "
                 "without *"
+            )
+        num_values += len(paths) * sum(1 for _ in _paths(value, parts))
+        if num_values > OVERRIDDEN_MAX:
+            raise ConfigError(
+                f"--set {brief(dotted)}: with the overrides before it, more than "
+                f"{OVERRIDDEN_MAX:,} values; write smaller ones, or fewer * in the keys"
             )
         nested: dict[str, Any] = {}
         for *sections, key in paths:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deployments.cli import run_id_completion
-from deployments.cli.output.terminal import EXIT_FAILED, AsJson, NamedRun, say, show, store, warn
+from deployments.cli.output.terminal import (
+    EXIT_FAILED,
+    AsJson,
+    NamedRun,
+    local_path,
+    say,
+    show,
+    store,
+    warn,
+)
 from deployments.paths import home
 from storage.errors import ConfigError
 from tasks.terminal_text import one_line
@@ -58,7 +67,10 @@ def deploy(
     ] = "",
     pools: Annotated[
         Path | None,
-        typer.Option(help="A file of work pools: types, images, limits, variables, regions."),
+        typer.Option(
+            callback=local_path,
+            help="A file of work pools: types, images, limits, variables, regions.",
+        ),
     ] = None,
     notify: Annotated[
         str,

@@ -37,7 +37,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/schemas.m
 
 
 def local_path(path: Path | None) -> Path | None:
-    """Return the path of a file or folder to write, an option's value; an address is refused.
+    """Return the path of a file or folder, an option's value; an address is refused.
 
     It is not repeated: it may have a credential in it.
     """

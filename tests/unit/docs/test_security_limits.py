@@ -8,6 +8,7 @@ from rollout.agents import chat
 from storage.formats import arrow_sizes, json_objects, json_values, tensor_set
 from storage.run import prompt_windows
 from storage.store import backend, source_files
+from tasks.recipes import source as recipe_source
 from tasks.recipes import yaml_file
 from tests.support.checkout import ROOT
 
@@ -21,7 +22,8 @@ WINDOW_BYTES = window.DataWindow.model_fields["bytes_max"].default
         f"{backend.ARROW_BYTES_MAX / 2**30:g} GiB for `.arrow`, {backend.BYTES_MAX / 2**20:g} MiB "
         "for other objects",
         f"{yaml_file.BYTES_MAX / 1000:g} kB, {yaml_file.VALUES_MAX:,} values with aliases "
-        f"expanded, {yaml_file.NESTING_MAX} levels",
+        f"expanded, {yaml_file.NESTING_MAX} levels; {recipe_source.OVERRIDDEN_MAX:,} values that "
+        "overrides write",
         f"{tensor_set.EXTRA_FILES_MAX} files without tensors of "
         f"{tensor_set.EXTRA_FILE_BYTES_MAX / 2**20:g} MiB each",
         f"{path.LINE_BYTES_MAX / 2**20:g} MiB for a line of prompts and for the text of a Parquet "

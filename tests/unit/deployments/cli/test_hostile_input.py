@@ -415,16 +415,17 @@ def test_a_hostile_argument_of_a_run_command_gives_one_sentence(
     assert is_one_sentence(call(*arguments))
 
 
-WRITERS = (
+WITH_A_PATH = (
     ("report", "tiny-1", "--out"),
     ("export", "tiny-1", "solver", "--out"),
     ("compare", "tiny-1", "tiny-2", "--out"),
     ("episodes", "tiny-1", "--page"),
     ("nights", "tiny", "--out"),
+    ("deploy", "--pools"),
 )
 
 
-@pytest.mark.parametrize("arguments", WRITERS, ids=[names[0] for names in WRITERS])
+@pytest.mark.parametrize("arguments", WITH_A_PATH, ids=[names[0] for names in WITH_A_PATH])
 def test_an_address_is_refused_in_the_place_of_a_local_path_and_not_repeated(
     run: Path, arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

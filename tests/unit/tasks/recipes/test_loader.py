@@ -1020,6 +1020,9 @@ def test_a_split_that_the_built_in_source_does_not_have_is_reported() -> None:
     assert error_of(RECIPE, **{"data.prompts.split": "valid"}) == (
         "--set data.prompts.split: must be one of 'train' or 'test', not 'valid'"
     )
+    assert error_of(RECIPE, **{"data.prompts.split": "v" * 1_000}) == (
+        f"--set data.prompts.split: must be one of 'train' or 'test', not '{'v' * 56}…"
+    )
 
 
 def test_a_tiny_model_of_an_impossible_shape_is_reported() -> None:

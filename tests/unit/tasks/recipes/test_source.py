@@ -57,6 +57,14 @@ def test_extends_merges_sections_and_replaces_lists(tmp_path: Path) -> None:
     assert source.place(("a", "y")).source.endswith("mine.yaml")
 
 
+def test_a_recipe_that_extends_a_list_is_refused_without_quoting_all_of_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"extends: [{'base, ' * 1_000}]\n")
+    with pytest.raises(
+        ConfigError, match=r"line 1: extends: must be the name of one recipe, not .{100}…$"
+    ):
+        read_source(str(tmp_path / "mine.yaml"), (tmp_path,))
+
+
 def test_recipes_with_thousands_of_keys_are_merged_in_little_time(tmp_path: Path) -> None:
     for depth in range(8):
         lines = [f"extends: ./{depth + 1}.yaml"] * (depth < 7)
@@ -111,6 +119,18 @@ def test_a_value_from_a_form_is_nested_as_deep_as_one_of_a_file() -> None:
         nested = {"a": nested}
     with pytest.raises(ConfigError, match=r"^--set data: nested deeper than 32 sections$"):
         override(parse("steps: 80", "r"), {"data": nested})
+
+
+def test_a_large_value_at_thousands_of_places_is_refused_before_it_is_written() -> None:
+    source = parse("".join(f"k{number}: 0\n" for number in range(1_000)), "r")
+    override(source, {"*": [1] * 98})
+    with pytest.raises(
+        ConfigError, match=r"^--set \*: with .* before it, more than 100,000 values"
+    ):
+        override(source, {"k1": [1], "*": [1] * 99, "k2": [1]})
+    with pytest.raises(ConfigError, match=r"^--set k2: with the overrides before it"):
+        override(source, {"k1": [1] * 50_000, "k2": [1] * 50_000})
+    assert str(source.place(("k1", "49999"))) == "--set k1"
 
 
 def test_a_key_with_an_empty_part_is_refused() -> None:
