@@ -17,6 +17,11 @@ def checked_prompt(
         ConfigError: the prompt is empty, or an id is outside the vocabulary.
         ContextFullError: the prompt leaves no space for an answer within `max_tokens`.
     """
+    if len(tokens) >= max_tokens:
+        raise ContextFullError(
+            f"a prompt of {len(tokens)} tokens leaves no space for an answer; raise "
+            f"rollout.engine.max_tokens (now {max_tokens}) or use shorter prompts"
+        )
     prompt = tuple(np.asarray(tokens, dtype=np.int64).tolist())
     if not prompt:
         raise ConfigError("the prompt is empty; an engine continues at least one token")
@@ -28,10 +33,5 @@ def checked_prompt(
     if not all(0 <= token < vocab for token in sampling.stop_ids):
         raise ConfigError(
             f"stop_ids {sampling.stop_ids} holds an id outside the vocabulary of {vocab}"
-        )
-    if len(prompt) >= max_tokens:
-        raise ContextFullError(
-            f"a prompt of {len(prompt)} tokens leaves no space for an answer; raise "
-            f"rollout.engine.max_tokens (now {max_tokens}) or use shorter prompts"
         )
     return prompt

@@ -168,12 +168,15 @@ def _chunk(table: Table, name: str) -> Column:
 def _array(values: Any, kind: Any) -> Column:
     """Encode the values of a dictionary column; others are converted by the record batch.
 
-    A record batch would encode a dictionary too, but many times slower.
+    A record batch would encode a dictionary too, but many times slower. Arrow's own encoder copies
+    the text of each row first: thousands of rows may share one of megabytes.
     """
-    return (
-        pa.array(values, type=kind.value_type).dictionary_encode().cast(kind)
-        if pa.types.is_dictionary(kind)
-        else values
+    if not pa.types.is_dictionary(kind):
+        return values
+    index_of: dict[str, int] = {}
+    indices = [index_of.setdefault(value, len(index_of)) for value in values]
+    return pa.DictionaryArray.from_arrays(
+        pa.array(indices, kind.index_type), pa.array([*index_of], kind.value_type)
     )
 
 

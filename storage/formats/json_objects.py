@@ -160,16 +160,18 @@ def _load(body: bytes, label: str) -> Json:
     return fields
 
 
+def num_values(text: bytes, enough: int) -> int:
+    """Return the number of JSON values; an upper bound of it where that is not above `enough`."""
+    bound = _num_values_at_most(text)
+    return bound if bound <= enough else _num_values_at_most(_STRING.sub(b'""', text))
+
+
 def _check_num_values(text: bytes, label: str, values_max: int | None = None) -> None:
     """Raise CorruptError for too many values, each of which may be two bytes long."""
     values_max = VALUES_MAX if values_max is None else values_max
-    if (
-        _num_values_at_most(text) > values_max
-        and (num_values := _num_values_at_most(_STRING.sub(b'""', text))) > values_max
-    ):
+    if (found := num_values(text, values_max)) > values_max:
         raise CorruptError(
-            f"{label} has {num_values} JSON values in {len(text)} bytes; "
-            f"at most {values_max} are read"
+            f"{label} has {found} JSON values in {len(text)} bytes; at most {values_max} are read"
         )
 
 

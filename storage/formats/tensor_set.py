@@ -8,7 +8,7 @@ own modules.
 """
 
 import re
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -149,20 +149,24 @@ def commit(folder: ObjectStore, contents: Contents, manifest: object) -> None:
 
 def read_tensors(folder: ObjectStore, contents: Contents) -> dict[str, HostTensor]:
     """Read all tensors; the digests of files and of tensors are verified, else CorruptError."""
-    names = {info.file for info in contents.tensors.values()}
+    infos_of: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
+    for name, info in contents.tensors.items():
+        infos_of[info.file][name] = info
     files = {info.name: info for info in contents.files}
-    if missing := names - files.keys():
+    if missing := infos_of.keys() - files.keys():
         raise CorruptError(
             f"{folder.url}/manifest.json does not list its tensor files "
             f"{', '.join(sorted(missing))}"
         )
 
     def fetch(name: str) -> dict[str, HostTensor]:
-        return read_twice(lambda: _checked_tensors(folder, files[name], contents.tensors))
+        return read_twice(lambda: _checked_tensors(folder, files[name], infos_of[name]))
 
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
         tensors = {
-            name: tensor for part in pool.map(fetch, sorted(names)) for name, tensor in part.items()
+            name: tensor
+            for part in pool.map(fetch, sorted(infos_of))
+            for name, tensor in part.items()
         }
     return {name: tensors[name] for name in contents.tensors}
 
@@ -248,11 +252,10 @@ def check_files(folder: ObjectStore, files: Sequence[FileInfo]) -> None:
 
 
 def _checked_tensors(
-    folder: ObjectStore, info: FileInfo, infos: Mapping[str, TensorInfo]
+    folder: ObjectStore, info: FileInfo, expected: Mapping[str, TensorInfo]
 ) -> dict[str, HostTensor]:
     location = f"{folder.url}/{info.name}"
     tensors = from_safetensors(read_file(folder, info))
-    expected = {name: tensor for name, tensor in infos.items() if tensor.file == info.name}
     if tensors.keys() != expected.keys():
         raise CorruptError(
             f"{location} holds other tensors than its manifest lists: "

@@ -5,7 +5,7 @@ from functools import partial
 from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats import json_values
-from storage.formats.json_objects import seal, unseal
+from storage.formats.json_objects import num_values, seal, unseal
 from storage.records.control import OrdersEnd
 from storage.records.rollouts import Order
 from storage.run.quarantine import is_quarantined
@@ -14,6 +14,10 @@ from storage.store.object_store import ObjectStore, read_twice
 
 EPISODES_MAX = 2**16
 """Episodes of one order: a worker starts a task for each of them at once."""
+COPIED_VALUES_MAX, COPIED_BYTES_MAX = 2**27, 2**33
+"""JSON values and bytes of an order, times `samples_per_prompt`: each episode copies the fields of
+its prompt and the tokens of its question. No order of up to 64 samples has more.
+"""
 
 
 def create(run: ObjectStore, order: Order) -> None:
@@ -54,11 +58,12 @@ def _readable_body(order: Order, key: str) -> bytes:
             "or remove large columns from data.prompts, and start the run under another id"
         ) from error
     try:
-        unseal(Order, body, key)
+        _decoded(body, key)
     except CorruptError as error:
         raise ConfigError(
             f"order {order.number} could not be read back: {error}; correct the source of "
-            "data.prompts, and start the run under another id"
+            "data.prompts, or make data.prompts_per_order or data.samples_per_prompt smaller, and "
+            "start the run under another id"
         ) from error
     return body
 
@@ -66,12 +71,24 @@ def _readable_body(order: Order, key: str) -> bytes:
 def read(run: ObjectStore, number: int) -> Order:
     """Read an order; NotFoundError while it does not exist, CorruptError for an invalid one."""
     key = layout.order(number)
-    order = read_twice(lambda: unseal(Order, run.get(key), key))
+    order = read_twice(lambda: _decoded(run.get(key), key))
     if order.number != number:
         raise CorruptError(f"{key} holds order {order.number}")
     if _num_episodes(order) > EPISODES_MAX:
         raise CorruptError(
             f"{key} has {_num_episodes(order)} episodes; at most {EPISODES_MAX} are allowed"
+        )
+    return order
+
+
+def _decoded(body: bytes, key: str) -> Order:
+    order = unseal(Order, body, key)
+    samples = order.samples_per_prompt
+    values_max = COPIED_VALUES_MAX // max(1, samples)
+    if len(body) * samples > COPIED_BYTES_MAX or num_values(body, values_max) > values_max:
+        raise CorruptError(
+            f"{key} has {samples:,} samples of prompts of {len(body):,} bytes, which is too much "
+            "to copy for each of them"
         )
     return order
 

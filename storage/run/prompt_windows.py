@@ -6,6 +6,7 @@ The same rows give the same bytes, so a creation that is repeated after a crash 
 object. Other rows have another key: `run.json` alone says which object is the run's.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats import arrow_files
 from storage.formats.arrow_sizes import ROWS_MAX
-from storage.formats.json_objects import dump, parse
+from storage.formats.json_objects import dump, num_values, parse
 from storage.formats.safetensors import file_digest
 from storage.records.rollouts import Prompt
 from storage.records.windows import PromptWindow
@@ -24,6 +25,11 @@ SCHEMA = arrow_files.schema_of({"id": arrow_files.DICTIONARY, "fields": arrow_fi
 """The fields of a prompt are a JSON object."""
 TEXT_BYTES_MAX = 2**30
 """Of the ids and fields of all rows: they are in memory at once, several times."""
+VALUES_MIN, VALUES_PER_ROW, VALUES_PER_BYTE = 2**24, 64, 4
+"""JSON values of all rows together: so many in any case, so many for each row, or so many for each
+byte of the object, whichever is most. An evaluation has all of them in memory at once, 64 bytes or
+more each; rows may share a text of megabytes, which the object has once.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,12 @@ def create(run: ObjectStore, prompts: Sequence[Prompt]) -> str:
             f"at most {ROWS_MAX:,} rows and {TEXT_BYTES_MAX:,} bytes; set limit, or a shorter "
             "window"
         )
-    columns = {"id": ids, "fields": [each.decode() for each in fields]}
-    body = arrow_files.encode(SCHEMA, columns, KIND, {})
+    texts = [each.decode() for each in fields]
+    body = arrow_files.encode(SCHEMA, {"id": ids, "fields": texts}, KIND, {})
+    try:
+        _check_num_values(texts, body)
+    except CorruptError as error:
+        raise ConfigError(f"{error}; set limit, or a shorter window") from error
     digest = file_digest(body)
     key = layout.prompts(digest)
     try:
@@ -107,4 +117,21 @@ def _decoded(run: ObjectStore, key: str, window: PromptWindow) -> FrozenPrompts:
             f"{run.url}/{key} has {num_characters:,} characters of ids and fields; at most "
             f"{TEXT_BYTES_MAX:,} are read"
         )
+    try:
+        _check_num_values(fields, body)
+    except CorruptError as error:
+        raise CorruptError(f"{run.url}/{key}: {error}") from error
     return FrozenPrompts(key, ids, fields)
+
+
+def _check_num_values(fields: Sequence[str], body: bytes) -> None:
+    values_max = max(VALUES_MIN, VALUES_PER_ROW * len(fields), VALUES_PER_BYTE * len(body))
+    num_rows = Counter(fields)
+    for enough in (values_max, 0):
+        found = sum(n * num_values(text.encode(), enough) for text, n in num_rows.items())
+        if found <= values_max:
+            return
+    raise CorruptError(
+        f"{len(fields):,} rows have {found:,} JSON values together in {len(body):,} bytes; at most "
+        f"{values_max:,} are read"
+    )

@@ -67,8 +67,9 @@ class Findings:
         """Add a violation; one that was added before is not counted again. Those of one object
         beyond VIOLATIONS_MAX are one.
         """
-        texts = self._texts[invariant, where]
-        texts.add(what[:TEXT_MAX] if len(texts) < VIOLATIONS_MAX else MORE)
+        texts, text = self._texts[invariant, where], what[:TEXT_MAX]
+        if text not in texts:
+            texts.add(text if len(texts) < VIOLATIONS_MAX else MORE)
 
     def add_missing(self, where: str, what: str) -> None:
         """Add an object of a contiguous series that is missing, unless it was added before."""

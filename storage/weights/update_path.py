@@ -90,15 +90,22 @@ def cheapest(
 
     None when no path leads there. A `start` of None allows only paths from an anchor.
     """
-    paths: dict[int | None, tuple[float, list[PathDelta]]] = {None: (0.0, [])}
+    num_bytes: dict[int | None, float] = {None: 0.0}
     if start is not None:
-        paths[start] = 0.0, []
+        num_bytes[start] = 0.0
+    last: dict[int | None, PathDelta] = {}
     for delta in sorted(deltas, key=lambda delta: delta.version):
-        num_bytes, path = paths.get(delta.base, (math.inf, []))
-        num_bytes += delta.num_bytes
-        if num_bytes < paths.get(delta.version, (math.inf, []))[0]:
-            paths[delta.version] = num_bytes, [*path, delta]
-    return paths[version][1] if version in paths else None
+        found = num_bytes.get(delta.base, math.inf) + delta.num_bytes
+        if found < num_bytes.get(delta.version, math.inf):
+            num_bytes[delta.version], last[delta.version] = found, delta
+    if version not in num_bytes:
+        return None
+    path: list[PathDelta] = []
+    at: int | None = version
+    while at in last:
+        path.append(last[at])
+        at = last[at].base
+    return path[::-1]
 
 
 def apply_path(

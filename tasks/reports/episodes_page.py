@@ -211,11 +211,13 @@ def _shard(
 ) -> dict[str, Any]:
     """Return the prompts and the selected episodes of one shard with their tokens."""
     groups = indexed.shard.groups
-    left = SHARD_TOKENS_MAX
+    left, is_cut = SHARD_TOKENS_MAX, False
 
     def turns(played: PlayedEpisode) -> Iterator[dict[str, Any]]:
-        nonlocal left
+        nonlocal left, is_cut
         episode = groups[played.group].episodes[played.episode]
+        size = sum(SEQUENCE_TOKENS + len(sequence.tokens) for sequence in episode.sequences)
+        is_cut |= size > min(left, TOKENS_MAX)
         for turn in view(episode, played, texts, advantages, min(left, TOKENS_MAX)):
             left -= SEQUENCE_TOKENS + len(turn.tokens)
             yield _turn(turn, words)
@@ -236,12 +238,13 @@ def _shard(
             for played in selected
         },
     }
-    if left <= 0:
+    if is_cut:
         log.warning(
-            "the page has the first %d tokens of order %d; `astraflow episodes --episode` shows "
-            "others",
+            "the page has the first %d tokens of order %d, and the first %d of an episode; "
+            "`astraflow episodes --episode` shows others",
             SHARD_TOKENS_MAX,
             indexed.shard.order,
+            TOKENS_MAX,
         )
     return described
 

@@ -3,7 +3,7 @@ add a line to `ENGINES_UNDER_TEST`. `make test-engines` includes real SGLang ser
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from itertools import pairwise
 from math import log
 from typing import Any
@@ -400,11 +400,12 @@ async def test_generating_without_weights_is_refused(engine_of: MakeEngine) -> N
             ContextFullError,
             r"prompt of 64 tokens .*max_tokens \(now 64\)",
         ),
+        (range(2**40), SamplingParams(), ContextFullError, "prompt of 1099511627776 tokens"),
     ],
 )
 async def test_a_request_that_cannot_be_served_is_refused(
     engine_of: MakeEngine,
-    prompt: list[int],
+    prompt: Sequence[int],
     sampling: SamplingParams,
     error: type[Exception],
     message: str,

@@ -119,11 +119,13 @@ def _cuts(lengths: list[int], max_tokens: int) -> list[tuple[int, int]]:
     cheapest = np.zeros(len(lengths) + 1)
     starts = [0]
     for end in range(1, len(lengths) + 1):
-        sizes_R = (end - np.arange(end)) * widths_R[:end]
-        costs_R = cheapest[:end] + BLOCK_COST_TOKENS + sizes_R
-        costs_R[: end - 1][sizes_R[: end - 1] > max_tokens] = np.inf
-        starts.append(int(costs_R.argmin()))
-        cheapest[end] = costs_R[starts[end]]
+        # A rectangle is at least as wide as its last row: those of more rows have too many tokens.
+        first = end - min(end, max(1, max_tokens // max(1, lengths[end - 1])))
+        sizes_R = (end - np.arange(first, end)) * widths_R[first:end]
+        costs_R = cheapest[first:end] + BLOCK_COST_TOKENS + sizes_R
+        costs_R[:-1][sizes_R[:-1] > max_tokens] = np.inf
+        starts.append(first + int(costs_R.argmin()))
+        cheapest[end] = costs_R.min()
     cuts: list[tuple[int, int]] = []
     end = len(lengths)
     while end:

@@ -193,6 +193,19 @@ def test_a_large_dictionary_with_many_record_batches_is_refused() -> None:
         arrow_files.decode(many, SCHEMA, "test")
 
 
+def test_a_long_text_that_many_rows_share_is_stored_once() -> None:
+    num_rows, text = 600, "x" * 2**22  # 2.5 GB together
+    columns = {
+        "n": [0] * num_rows,
+        "word": [text] * num_rows,
+        "tokens": arrow_files.list_column([], list_of(pa.int32()), num_rows),
+        "mask": arrow_files.list_column([], list_of(pa.bool_()), num_rows),
+    }
+    stored = arrow_files.encode(SCHEMA, columns, "test", {})
+    table, _ = arrow_files.decode(stored, SCHEMA, "test")
+    assert arrow_files.strings(table, "word") == columns["word"]
+
+
 def test_a_file_of_this_release_is_read_at_any_compression_ratio() -> None:
     zeros = np.zeros(3_000_000, dtype=np.int32)
     item = {"n": [7], "word": ["x"], "tokens": arrow_files.list_column([zeros], list_of(pa.int32())),

@@ -1,3 +1,5 @@
+from collections import UserDict
+from collections.abc import ItemsView
 from dataclasses import replace
 
 import numpy as np
@@ -6,7 +8,7 @@ import pytest
 from storage.errors import ConfigError, CorruptError
 from storage.formats import tensor_set
 from storage.formats.tensor_set import Contents, read_extra_files, read_tensors, write
-from storage.records.weights import FileInfo, HostTensor
+from storage.records.weights import FileInfo, HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore
 from tests.support.runs import builders
 from tests.support.stores.damaging_store import damages_first_reads
@@ -43,6 +45,24 @@ def test_many_tensors_are_spread_over_files(
     assert contents.tensors["model.scale"].file == f"{ID}.model-00000.safetensors"
     assert contents.tensors["model.weight"].file == f"{ID}.model-00001.safetensors"
     assert read_tensors(memory_store, contents).keys() == {"model.scale", "model.weight"}
+
+
+def test_the_tensors_are_looked_through_once_for_all_files(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counted(UserDict[str, TensorInfo]):
+        looks = 0
+
+        def items(self) -> ItemsView[str, TensorInfo]:
+            Counted.looks += 1
+            return super().items()
+
+    monkeypatch.setattr(tensor_set, "FILE_BYTES_MAX", 1)
+    tensors = {str(number): builders.tensors(1)["model.scale"] for number in range(20)}
+    contents = write(memory_store, tensors, {}, ID)
+    assert len(contents.files) == 20
+    read_tensors(memory_store, replace(contents, tensors=Counted(contents.tensors)))
+    assert Counted.looks == 1
 
 
 def test_a_folder_without_tensors_is_valid(memory_store: ObjectStore) -> None:

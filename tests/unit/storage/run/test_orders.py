@@ -30,6 +30,21 @@ def test_an_order_is_read_back(memory_store: ObjectStore) -> None:
     assert orders.read(memory_store, 0) == order(0)
 
 
+@pytest.mark.parametrize("fields", [{"question": "x" * 200_000}, {"x": [0] * 5_000}])
+def test_an_order_of_very_many_samples_of_large_prompts_is_neither_stored_nor_read(
+    memory_store: ObjectStore, fields: dict[str, Any]
+) -> None:
+    few = replace(order(0), prompts=(Prompt("p", fields),), samples_per_prompt=20_000)
+    many = replace(few, number=1, samples_per_prompt=65_536)
+    orders.create(memory_store, few)
+    assert orders.read(memory_store, 0) == few
+    with pytest.raises(ConfigError, match=r"65,536 samples of .* or data.samples_per_prompt smal"):
+        orders.create(memory_store, many)
+    memory_store.put(layout.order(1), json_objects.seal(many))
+    with pytest.raises(CorruptError, match=r"1.json has 65,536 samples of prompts of \d+,\d+ byte"):
+        orders.read(memory_store, 1)
+
+
 def test_the_second_writer_of_an_order_loses(memory_store: ObjectStore) -> None:
     orders.create(memory_store, order(0))
     with pytest.raises(ConflictError):

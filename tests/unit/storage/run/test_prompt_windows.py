@@ -140,6 +140,27 @@ def test_rows_that_share_a_long_text_are_refused_before_they_are_parsed(
         prompt_windows.read(memory_store, found)
 
 
+def test_rows_with_too_many_values_together_are_neither_read_nor_stored(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Commas in strings are no values.
+    prompts = [Prompt(str(row), {"question": ",[{" * 90, "x": [0] * 90}) for row in range(40)]
+    digest = prompt_windows.create(memory_store, prompts)  # 93 values in each row
+    found = window(digest, len(prompts))
+    monkeypatch.setattr(prompt_windows, "VALUES_PER_ROW", 94)
+    monkeypatch.setattr(prompt_windows, "VALUES_MIN", 1)
+    monkeypatch.setattr(prompt_windows, "VALUES_PER_BYTE", 0)
+    assert prompt_windows.read(memory_store, found).prompt(39) == prompts[39]
+    monkeypatch.setattr(prompt_windows, "VALUES_PER_ROW", 90)
+    expected = r"40 rows have 3,720 JSON values together in [\d,]+ bytes; at most 3,600 are read"
+    with pytest.raises(CorruptError, match=rf"{layout.prompts(digest)}: {expected}"):
+        prompt_windows.read(memory_store, found)
+    with pytest.raises(ConfigError, match=rf"{expected}; set limit, or a shorter window"):
+        prompt_windows.create(memory_store, [*prompts])
+    monkeypatch.setattr(prompt_windows, "VALUES_PER_BYTE", 4)
+    assert prompt_windows.create(memory_store, prompts) == digest
+
+
 @pytest.mark.parametrize(
     "digest", ["sha256:../../../x", f"sha256:{'A' * 64}", f"md5:{'0' * 64}", f"sha256:{'0' * 63}"]
 )

@@ -1021,6 +1021,14 @@ def test_violations_of_one_object_do_not_hide_those_of_another() -> None:
     assert len(listed) == VIOLATIONS_MAX + 2
 
 
+def test_a_violation_that_is_listed_already_is_not_one_more() -> None:
+    findings = Findings()
+    for number in range(VIOLATIONS_MAX):
+        findings.add(Invariant.LEDGER, "a", str(number))
+    findings.add(Invariant.LEDGER, "a", "7")
+    assert len(findings.violations()) == VIOLATIONS_MAX
+
+
 def test_ingested_orders_are_not_compared_one_by_one_with_every_batch(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 the same bits.
 """
 
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -116,6 +117,16 @@ def path_delta(version: int, base: int | None, num_bytes: int) -> PathDelta:
         tensors=tensors,
         files=(FileInfo("file", num_bytes, "sha256:0"),),
     )
+
+
+def test_the_path_over_thousands_of_versions_is_kept_once() -> None:
+    deltas = [path_delta(version, version - 1, 10) for version in range(1, 3_001)]
+    tracemalloc.start()
+    path = update_path.cheapest(deltas, 0, 3_000)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert path == deltas
+    assert peak_bytes < 4_000_000
 
 
 def test_the_path_with_the_fewest_bytes_is_taken() -> None:

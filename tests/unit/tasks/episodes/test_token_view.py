@@ -80,6 +80,16 @@ def test_different_fates_of_one_episode_are_named_up_to_a_limit() -> None:
     assert words.endswith("; and 3 more")
 
 
+def test_the_page_names_the_order_with_an_episode_of_very_many_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    small_run = run_with("page-episode", 200, 200)
+    monkeypatch.setattr(episodes_page, "TOKENS_MAX", 100)
+    episodes_page.write_page(small_run.run, "r", Selection(), tmp_path / "page")
+    assert (tmp_path / "page/data/shard-0.js").read_text().count('"place"') == 1
+    assert "tokens of order 0, and the first 100 of an episode" in caplog.text
+
+
 def test_the_page_names_the_tokens_that_it_leaves_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

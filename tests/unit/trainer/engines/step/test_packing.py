@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from trainer.engines.step.packing import PackedRow, pack, plan
 
@@ -76,6 +77,22 @@ def test_blocks_share_a_micro_batch_up_to_its_limit() -> None:
 
 def test_a_row_longer_than_the_limit_is_a_micro_batch_by_itself() -> None:
     assert plan([50, 500, 50], max_tokens=100) == [[[1]], [[0, 2]]]
+
+
+def test_rows_are_compared_only_with_those_that_fit_into_one_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[int] = []
+    arange = np.arange
+
+    def counted(start: int, end: int) -> NDArray[np.int64]:
+        compared.append(end - start)
+        return arange(start, end)
+
+    monkeypatch.setattr(np, "arange", counted)
+    blocks = plan([4] * 1_000, max_tokens=40)
+    assert {len(block) for (block,) in blocks} == {10}
+    assert max(compared) == 10
 
 
 def test_no_rows_need_no_micro_batch() -> None:
