@@ -53,6 +53,15 @@ def test_a_heartbeat_is_written_at_the_start_and_at_the_end(memory_store: Object
     assert memory_store.list() == ["heartbeats/trainer/trainer-solver.json"]
 
 
+def test_cpu_seconds_are_those_of_the_process_and_of_its_children(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "times", lambda: os.times_result((1.0, 20.0, 300.0, 4000.0, 0.0)))
+    with HeartbeatWriter(memory_store, "trainer", "trainer-solver", 3, IDLE_S):
+        pass
+    assert only(memory_store).seconds["cpu"] == 4321.0
+
+
 def test_a_heartbeat_has_the_age_of_its_process_by_the_monotonic_clock(
     memory_store: ObjectStore,
 ) -> None:
