@@ -88,8 +88,10 @@ def check_tokens(lists: TokenLists, num_policies: NDArray[np.int64]) -> None:
     mask: Bool = lists.values["loss_mask"]
     sampled = owners != NOT_SAMPLED
     lists.raise_where(lists.values["tokens"] < 0, "tokens are negative")
+    # Two bytes for each token, of which a shard of megabytes may have a hundred million.
+    num_policies_T = lists.repeat(num_policies.astype(np.int16))
     lists.raise_where(
-        (owners < NOT_SAMPLED) | (owners >= lists.repeat(num_policies)),
+        (owners < NOT_SAMPLED) | (owners >= num_policies_T),
         "owners name a policy that does not exist",
     )
     lists.raise_where(mask & ~sampled, "loss_mask is True on a token that was not sampled")

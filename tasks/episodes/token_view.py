@@ -81,7 +81,8 @@ class Advantages:
 
     def __init__(self, run: ObjectStore) -> None:
         self._run = run
-        self._batches: dict[tuple[str, int], dict[SequenceKey, Float32]] = {}
+        self._batches: dict[tuple[str, int], dict[int, dict[SequenceKey, Float32]]] = {}
+        """(policy, step) → order → sequence → advantages."""
         self._order = -1
         self._of_order: dict[tuple[str, int], dict[SequenceKey, Float32]] = {}
 
@@ -93,12 +94,11 @@ class Advantages:
         if place not in self._of_order:
             self._of_order[place] = {
                 each: advantages.copy()  # a view would keep those of the whole batch
-                for each, advantages in self._batch(policy, step).items()
-                if each.order == key.order
+                for each, advantages in self._batch(policy, step).get(key.order, {}).items()
             }
         return self._of_order[place].get(key)
 
-    def _batch(self, policy: str, step: int) -> dict[SequenceKey, Float32]:
+    def _batch(self, policy: str, step: int) -> dict[int, dict[SequenceKey, Float32]]:
         place = policy, step
         if place not in self._batches:
             while len(self._batches) >= BATCHES_KEPT:
@@ -106,13 +106,17 @@ class Advantages:
             self._batches[place] = self._read(policy, step)
         return self._batches[place]
 
-    def _read(self, policy: str, step: int) -> dict[SequenceKey, Float32]:
+    def _read(self, policy: str, step: int) -> dict[int, dict[SequenceKey, Float32]]:
         try:
             batch: Batch = batches.read(self._run, policy, step)
         except (NotFoundError, *UNREADABLE) as error:
             log.warning("no advantages are shown of batch %d of %s: %s", step, policy, error)
             return {}
-        return {row.key: row.advantages for row in batch.rows if not row.replay}
+        by_order: dict[int, dict[SequenceKey, Float32]] = defaultdict(dict)
+        for row in batch.rows:
+            if not row.replay:
+                by_order[row.key.order][row.key] = row.advantages
+        return by_order
 
 
 def view(

@@ -1,3 +1,4 @@
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -378,6 +379,17 @@ def test_very_long_names_of_worker_region_and_sequence_are_cut_when_a_shard_is_r
     read = round_trip(replace(builders.shard(group), worker=long, region=long))
     assert (read.worker, read.region) == (cut, cut)
     assert read.groups[0].episodes[0].sequences[0].name == cut
+
+
+def test_the_checks_of_a_shard_take_few_bytes_for_each_token() -> None:
+    num_tokens = 2**20
+    sequence = builders.sequence(answer=[1] * num_tokens)
+    body = shards.encode(builders.shard(builders.group(builders.episode(sequence))))
+    tracemalloc.start()
+    shards.decode(body)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 6 * num_tokens
 
 
 def test_sequences_of_very_many_policies_are_neither_stored_nor_read(
