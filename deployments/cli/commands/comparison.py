@@ -30,7 +30,7 @@ def compare(
     out: Annotated[
         Path | None,
         typer.Option(
-            callback=local_path,
+            parser=local_path,
             help="Also write the comparison as a page: curves, gains, settings.",
         ),
     ] = None,

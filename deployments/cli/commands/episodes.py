@@ -71,7 +71,7 @@ def episodes(
     page: Annotated[
         Path | None,
         typer.Option(
-            callback=local_path,
+            parser=local_path,
             help="Write a page of all these episodes into this folder, for a browser.",
         ),
     ] = None,

@@ -231,7 +231,7 @@ def nights(
         Path | None,
         typer.Option(
             metavar="FILE",
-            callback=local_path,
+            parser=local_path,
             help="Write the page of NAME: the nights, the gate's figures, who was champion when.",
         ),
     ] = None,

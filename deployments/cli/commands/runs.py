@@ -90,7 +90,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            callback=local_path, help="Also write the page to this file, which is replaced."
+            parser=local_path, help="Also write the page to this file, which is replaced."
         ),
     ] = None,
     watch: Annotated[
@@ -134,7 +134,7 @@ def export(
     out: Annotated[
         Path,
         typer.Option(
-            callback=local_path,
+            parser=local_path,
             help="Folder to write: a new or empty one, or an earlier export, which is replaced. "
             "A folder with other files is refused.",
         ),

@@ -68,7 +68,7 @@ def deploy(
     pools: Annotated[
         Path | None,
         typer.Option(
-            callback=local_path,
+            parser=local_path,
             help="A file of work pools: types, images, limits, variables, regions.",
         ),
     ] = None,

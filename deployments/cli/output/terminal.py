@@ -36,16 +36,17 @@ NamedRun = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/schemas.md).")]
 
 
-def local_path(path: Path | None) -> Path | None:
+def local_path(text: str) -> Path:
     """Return the path of a file or folder, an option's value; an address is refused.
 
-    It is not repeated: it may have a credential in it.
+    It is not repeated: it may have a credential in it. `Path` would join the slashes of an address,
+    after which it could not be told from a path into a folder `s3:`.
     """
-    if path is not None and (address := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(path))):
+    if address := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
         raise typer.BadParameter(
-            f"what begins with {address[0]}/ is an address; name a file or folder of this machine"
+            f"what begins with {address[0]} is an address; name a file or folder of this machine"
         )
-    return path
+    return Path(text)
 
 
 def store() -> Any:

@@ -436,6 +436,17 @@ def test_an_address_is_refused_in_the_place_of_a_local_path_and_not_repeated(
     assert not (tmp_path / "s3:").exists()
 
 
+@pytest.mark.parametrize("out", ["./nights:/report.html", "nights:/report.html"])
+def test_a_folder_whose_name_ends_with_a_colon_is_a_local_path(
+    run: Path, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nights:").mkdir()
+    result = call("report", "tiny-1", "--out", out)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert (tmp_path / "nights:" / "report.html").stat().st_size > 0
+
+
 LONG_NAMES = (
     *(
         ("cancel", "x"),
