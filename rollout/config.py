@@ -215,7 +215,7 @@ class EngineConfig(Frozen):
 
 
 def _check_deployment(name: str) -> str:
-    if name and (not name.isprintable() or not all(name.partition("/"))):
+    if name and not (name.isprintable() and name.count("/") == 1 and all(name.split("/"))):
         raise ValueError("must be written as FLOW/DEPLOYMENT, as `prefect deployment ls` lists it")
     return name
 

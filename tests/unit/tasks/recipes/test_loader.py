@@ -189,7 +189,7 @@ def test_a_policy_without_a_role_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["worker", "/worker", "rollout/", "rollout/a\0", "rollout/\x1b[2J"]
+    "name", ["worker", "/worker", "rollout/", "s3://u:p@b/k", "rollout/a\0", "rollout/\x1b[2J"]
 )
 def test_a_deployment_that_prefect_cannot_have_is_refused(name: str) -> None:
     setting = "rollout.regions.default.deployment"
