@@ -7,7 +7,7 @@ from typing import Final
 
 from deployments.paths import Home
 from deployments.registration import pools, work_pools
-from deployments.stack import commands, cpu_features, environment, up_down
+from deployments.stack import commands, cpu_features, environment, processes, up_down
 from deployments.stack.startup import Say
 from storage import plain_names
 from storage.errors import ConfigError
@@ -42,7 +42,8 @@ def serve(home: Home, pool: str, region: str, gpus: str, limit: int | None, say:
     command = commands.worker(pool, region, names, 1 if limit is None and names else limit)
     say(f"{command[command.index('--name') + 1]} serves {api_url}; Ctrl-C ends it")
     sys.stdout.flush()
-    os.execve(command[0], command, variables)
+    with processes.interruptible():
+        os.execve(command[0], command, variables)
 
 
 def check_arguments(pool: str, region: str, gpus: str) -> list[str]:

@@ -8,10 +8,11 @@ those that outlived their parent.
 
 import contextlib
 import os
+import signal
 import subprocess
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,29 +67,47 @@ def start(
 ) -> Process:
     """Start a command in a new session, so that Ctrl-C in the terminal does not reach it.
 
-    `umask` is that of the new process. The log has mode 0600.
+    `umask` is that of the new process. The log has mode 0600. Call it in the main thread.
     """
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
         log.replace(log.with_suffix(".old"))
     with open(log, "ab", opener=open_private) as output:
         output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(command)}\n".encode())
         output.flush()
-        child = subprocess.Popen(
-            command,
-            env=dict(environment),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            umask=umask,
-        )
+        with interruptible():
+            child = subprocess.Popen(
+                command,
+                env=dict(environment),
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                umask=umask,
+            )
     _children[child.pid] = child
     try:
         created_s = psutil.Process(child.pid).create_time()
     except psutil.NoSuchProcess:
         created_s = time.time()
     return Process(name, child.pid, created_s, str(log), start_of(child.pid))
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let processes that are started in the block react to SIGINT.
+
+    A command in the background of a shell script ignores it, and so would its children. Prefect's
+    worker sends itself a SIGINT when it gets SIGTERM, and would never end.
+    """
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a child gets the default
+    try:
+        yield
+    finally:
+        if ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def is_alive(process: Process) -> bool:

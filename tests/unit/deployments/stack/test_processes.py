@@ -1,4 +1,5 @@
 import os
+import signal
 import stat
 import sys
 import time
@@ -46,6 +47,18 @@ def test_a_started_process_is_alive_until_it_is_stopped(tmp_path: Path) -> None:
     processes.stop([process], grace_s=5)
     assert not processes.is_alive(process)
     assert not psutil.pid_exists(process.pid)
+
+
+def test_a_process_reacts_to_sigint_also_where_the_command_ignores_it(tmp_path: Path) -> None:
+    shown = "import signal; print(signal.getsignal(signal.SIGINT), flush=True)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = _start([sys.executable, "-c", shown], tmp_path)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "default_int_handler" in _last_line(tmp_path / "log")
+    processes.stop([process], grace_s=5)
 
 
 def test_only_the_owner_may_read_logs_and_files_of_a_process(
