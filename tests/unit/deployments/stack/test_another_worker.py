@@ -1,10 +1,14 @@
+import os
+import signal
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from deployments.paths import Home
-from deployments.stack import another_worker, commands, environment
+from deployments.registration import work_pools
+from deployments.stack import another_worker, commands, environment, up_down
 from storage.errors import ConfigError
 
 
@@ -55,3 +59,22 @@ def test_the_environment_of_a_worker_has_its_gpus_and_the_users_variables(
     assert own["OMP_NUM_THREADS"] == "7"
     assert own["DO_NOT_TRACK"] == "1"
     assert environment.of_worker(Home(tmp_path), [], {})["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+
+
+def test_a_worker_reacts_to_sigint_also_where_the_command_ignores_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    handlers = []
+
+    def execve(path: str, command: list[str], variables: Mapping[str, str]) -> None:
+        handlers.append(signal.getsignal(signal.SIGINT))
+
+    monkeypatch.setattr(up_down, "adopt_server", lambda home: "http://127.0.0.1:9/api")
+    monkeypatch.setattr(work_pools, "types", lambda url, names: {"rollout": "process"})
+    monkeypatch.setattr(os, "execve", execve)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        another_worker.serve(Home(tmp_path), "rollout", "", "", None, lambda words: None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handlers == [signal.default_int_handler]
