@@ -74,15 +74,15 @@ def read(run: ObjectStore, number: int) -> Order:
     order = read_twice(lambda: _decoded(run.get(key), key))
     if order.number != number:
         raise CorruptError(f"{key} holds order {order.number}")
-    if _num_episodes(order) > EPISODES_MAX:
-        raise CorruptError(
-            f"{key} has {_num_episodes(order)} episodes; at most {EPISODES_MAX} are allowed"
-        )
     return order
 
 
 def _decoded(body: bytes, key: str) -> Order:
     order = unseal(Order, body, key)
+    if _num_episodes(order) > EPISODES_MAX:
+        raise CorruptError(
+            f"{key} has {_num_episodes(order)} episodes; at most {EPISODES_MAX} are allowed"
+        )
     samples = order.samples_per_prompt
     values_max = COPIED_VALUES_MAX // max(1, samples)
     if len(body) * samples > COPIED_BYTES_MAX or num_values(body, values_max) > values_max:
