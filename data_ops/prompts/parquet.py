@@ -71,9 +71,13 @@ def read_rows(
             f"{json_values.DEPTH_MAX} levels can be stored: write the file without it"
         ) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        limit = (
+            f", with at most {FOOTER_ENTRIES_MAX:,} row groups and nested columns"
+            if "Exceeded size limit" in str(error)
+            else ""
+        )
         raise ConfigError(
-            f"{file} cannot be read as Parquet ({str(error).strip()}); write the file again, with "
-            f"at most {FOOTER_ENTRIES_MAX:,} row groups and nested columns"
+            f"{file} cannot be read as Parquet ({str(error).strip()}); write the file again{limit}"
         ) from error
 
 

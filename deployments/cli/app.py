@@ -18,18 +18,8 @@ from deployments.cli.commands.episodes import episodes
 from deployments.cli.commands.live import attach, logs
 from deployments.cli.commands.promotion import nights, promote, promotions, rollback
 from deployments.cli.commands.runs import export, gc, report, runs, status, tag, verify, weights
-from deployments.cli.commands.stack import (
-    cancel,
-    continue_,
-    deploy,
-    doctor,
-    down,
-    resume,
-    run,
-    suspend,
-    up,
-    worker,
-)
+from deployments.cli.commands.stack import continue_, deploy, doctor, down, run, up, worker
+from deployments.cli.commands.suspension import cancel, resume, suspend
 from deployments.cli.output.terminal import EXIT_FAILED
 from deployments.paths import home
 from storage.errors import AstraFlowError, ConfigError

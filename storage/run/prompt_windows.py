@@ -127,7 +127,7 @@ def _decoded(run: ObjectStore, key: str, window: PromptWindow) -> FrozenPrompts:
 def _check_num_values(fields: Sequence[str], body: bytes) -> None:
     values_max = max(VALUES_MIN, VALUES_PER_ROW * len(fields), VALUES_PER_BYTE * len(body))
     num_rows = Counter(fields)
-    for enough in (values_max, 0):
+    for enough in (values_max, 0):  # an upper bound suffices mostly; the exact number takes longer
         found = sum(n * num_values(text.encode(), enough) for text, n in num_rows.items())
         if found <= values_max:
             return

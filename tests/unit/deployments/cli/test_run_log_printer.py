@@ -257,15 +257,15 @@ def test_following_begins_with_the_last_records(run: Run) -> None:
 def test_a_record_with_a_wrong_time_hides_no_other(
     run: Run, monkeypatch: pytest.MonkeyPatch, at: str, zone: str
 ) -> None:
-    run.log(run.supervisor, 1, "before")
-    run.log_at(run.supervisor, at, "wrong")
+    def log_now(message: str) -> None:
+        run.log_at(run.supervisor, datetime.datetime.now(datetime.UTC).isoformat(), message)
 
     def new() -> None:
-        run.log(run.supervisor, 100, "new")
+        log_now("new")
         run.end(run.supervisor)
 
-    monkeypatch.setattr(run_log_printer, "FIND_S", 0.0)
-    monkeypatch.setattr(run_log_printer, "LATE", datetime.timedelta(days=10_000))
+    log_now("before")
+    run.log_at(run.supervisor, at, "wrong")
     printer = run.printer()
     printer.pause = _in_turn(new)
     with monkeypatch.context() as context:

@@ -1,6 +1,7 @@
 import os
 import signal
 import socket
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,10 +65,13 @@ def test_the_environment_of_a_worker_has_its_gpus_and_the_users_variables(
 def test_a_worker_reacts_to_sigint_also_where_the_command_ignores_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    handlers = []
+    """The command would replace this process. What a process inherits from such a handler is tested
+    with a real one in `test_processes.py`.
+    """
+    replaced = []
 
     def execve(path: str, command: list[str], variables: Mapping[str, str]) -> None:
-        handlers.append(signal.getsignal(signal.SIGINT))
+        replaced.append((path, command, signal.getsignal(signal.SIGINT)))
 
     monkeypatch.setattr(up_down, "adopt_server", lambda home: "http://127.0.0.1:9/api")
     monkeypatch.setattr(work_pools, "types", lambda url, names: {"rollout": "process"})
@@ -77,4 +81,5 @@ def test_a_worker_reacts_to_sigint_also_where_the_command_ignores_it(
         another_worker.serve(Home(tmp_path), "rollout", "", "", None, lambda words: None)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert handlers == [signal.default_int_handler]
+    command = commands.worker("rollout", "", [], None)
+    assert replaced == [(sys.executable, command, signal.default_int_handler)]

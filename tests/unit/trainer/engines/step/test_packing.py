@@ -1,8 +1,11 @@
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainer.engines.step.packing import PackedRow, pack, plan
+from trainer.engines.step.packing import BLOCK_COST_TOKENS, PackedRow, _cuts, pack, plan
 
 
 def example(
@@ -77,6 +80,28 @@ def test_blocks_share_a_micro_batch_up_to_its_limit() -> None:
 
 def test_a_row_longer_than_the_limit_is_a_micro_batch_by_itself() -> None:
     assert plan([50, 500, 50], max_tokens=100) == [[[1]], [[0, 2]]]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_blocks_cost_the_least_of_all_divisions(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = sorted(rng.integers(1, 300, rng.integers(1, 10)).tolist(), reverse=True)
+    max_tokens = int(rng.integers(1, 1_500))
+
+    def cost(cuts: Sequence[tuple[int, int]]) -> float:
+        sizes = [(end - start) * lengths[start] for start, end in cuts]
+        fits = all(
+            size <= max_tokens or end - start == 1
+            for size, (start, end) in zip(sizes, cuts, strict=True)
+        )
+        return sum(sizes) + BLOCK_COST_TOKENS * len(cuts) if fits else np.inf
+
+    divisions = (
+        [*pairwise([0, *inner, len(lengths)])]
+        for count in range(len(lengths))
+        for inner in combinations(range(1, len(lengths)), count)
+    )
+    assert cost(_cuts(lengths, max_tokens)) == min(map(cost, divisions)) < np.inf
 
 
 def test_rows_are_compared_only_with_those_that_fit_into_one_block(
