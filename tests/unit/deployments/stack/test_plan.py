@@ -14,7 +14,18 @@ from deployments.stack.plan import plan
 from deployments.stack.processes import Process
 from deployments.stack.state import Stack
 from storage.errors import ConfigError
-from storage.machine.ports import HOST
+from storage.machine.ports import HOST, is_free
+
+PREFECT_PORT = 47001
+MLFLOW_PORT = 47002
+
+
+@pytest.fixture(autouse=True)
+def _recorded_ports_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else listens on this machine."""
+    monkeypatch.setattr(
+        planning, "is_free", lambda port: port in (PREFECT_PORT, MLFLOW_PORT) or is_free(port)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +55,12 @@ def _dead(name: str) -> Process:
     return Process(name, os.getpid(), 1.0, "")
 
 
-def _stack(home: Home, *processes: Process, port: int = 47001, own_server: bool = True) -> Stack:
+def _stack(
+    home: Home, *processes: Process, port: int = PREFECT_PORT, own_server: bool = True
+) -> Stack:
     return Stack(
         prefect_url=f"http://{HOST}:{port}/api",
-        mlflow_url=f"http://{HOST}:47002",
+        mlflow_url=f"http://{HOST}:{MLFLOW_PORT}",
         store_url=home.store.as_uri(),
         own_server=own_server,
         processes=processes,
@@ -106,7 +119,7 @@ def test_a_server_named_by_the_environment_is_not_ours(
 def test_our_own_address_in_the_environment_counts_as_ours(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PREFECT_API_URL", f"http://{HOST}:47001/api")
+    monkeypatch.setenv("PREFECT_API_URL", f"http://{HOST}:{PREFECT_PORT}/api")
     assert plan(home, _stack(home, _living("prefect-server"))).own_server
 
 
@@ -169,7 +182,7 @@ def test_a_port_of_a_foreign_process_is_not_reused(
     monkeypatch.setattr(planning, "PREFECT_PORT", 47010)
     assert (
         plan(home, _stack(home, _dead("worker-trainers"), own_server=False)).prefect_url
-        != f"http://{HOST}:47001/api"
+        != f"http://{HOST}:{PREFECT_PORT}/api"
     )
 
 
