@@ -23,7 +23,7 @@ from storage.plain_names import new_write_id
 from storage.records.types import Json
 
 Table: TypeAlias = Any
-"""A pyarrow.Table; pyarrow has no type stubs."""
+"""A pyarrow.RecordBatch; pyarrow has no type stubs."""
 Schema: TypeAlias = Any
 Column: TypeAlias = Any
 
@@ -114,7 +114,7 @@ def encode(
 
 
 def decode(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
-    """Decode and verify a table: returns it, with one chunk per column, and the header as JSON.
+    """Decode and verify a table: returns it and the header as JSON.
 
     Raises CorruptError, which names what is invalid.
     """
@@ -128,10 +128,9 @@ def decode(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
                 f"a {kind} file has the columns {_brief(reader.schema)}; expected {_brief(schema)}"
             )
         arrow_sizes.check_file(body)
-        table = reader.read_all()
+        table = reader.get_batch(0)
         table.validate(full=True)
         _check_no_nulls(table, kind)
-        table = table.unify_dictionaries().combine_chunks()
     except (pa.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
         raise CorruptError(
             f"a {kind} file of {len(body)} bytes is no readable Arrow file: {error}"
@@ -141,28 +140,23 @@ def decode(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
 
 def numbers(table: Table, name: str) -> NDArray[Any]:
     """Return a column of numbers."""
-    values: NDArray[Any] = _chunk(table, name).to_numpy(zero_copy_only=False)
+    values: NDArray[Any] = table.column(name).to_numpy(zero_copy_only=False)
     return values
 
 
 def strings(table: Table, name: str) -> list[str]:
     """Return a dictionary column as strings; equal strings are one object."""
-    chunk = _chunk(table, name)
-    distinct = chunk.dictionary.to_pylist()
-    return [distinct[index] for index in chunk.indices.to_numpy()]
+    column = table.column(name)
+    distinct = column.dictionary.to_pylist()
+    return [distinct[index] for index in column.indices.to_numpy()]
 
 
 def lists(table: Table, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
     """Return a list column as flat values and offsets [rows + 1]; numbers are not copied."""
-    chunk = _chunk(table, name)
-    if len(chunk) == 0:
-        return chunk.values.to_numpy(zero_copy_only=False)[:0], _NO_OFFSETS
-    return chunk.values.to_numpy(zero_copy_only=False), chunk.offsets.to_numpy()
-
-
-def _chunk(table: Table, name: str) -> Column:
-    chunks = table.column(name)
-    return chunks.chunk(0) if chunks.num_chunks else pa.array([], type=chunks.type)
+    column = table.column(name)
+    if len(column) == 0:
+        return column.values.to_numpy(zero_copy_only=False)[:0], _NO_OFFSETS
+    return column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
 
 
 def _array(values: Any, kind: Any) -> Column:
@@ -209,17 +203,17 @@ def _check_metadata(body: bytes, metadata: Mapping[bytes, bytes], kind: str) -> 
 
 def _check_no_nulls(table: Table, kind: str) -> None:
     """Raise CorruptError for a null as a value, in a list, or in a dictionary."""
-    for name in table.column_names:
-        for chunk in table.column(name).chunks:
-            if chunk.null_count or _inner(chunk).null_count:
-                raise CorruptError(f"the column {name} of a {kind} file has nulls")
+    for name in table.schema.names:
+        column = table.column(name)
+        if column.null_count or _inner(column).null_count:
+            raise CorruptError(f"the column {name} of a {kind} file has nulls")
 
 
-def _inner(chunk: Column) -> Column:
-    """Return the values of a list or of a dictionary, which a chunk's null count omits."""
-    if pa.types.is_list(chunk.type):
-        return chunk.values
-    return chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
+def _inner(column: Column) -> Column:
+    """Return the values of a list or of a dictionary, which a column's null count omits."""
+    if pa.types.is_list(column.type):
+        return column.values
+    return column.dictionary if pa.types.is_dictionary(column.type) else column
 
 
 def _file_digest(body: bytes, digits: bytes) -> bytes:

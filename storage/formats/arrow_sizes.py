@@ -1,6 +1,6 @@
 """Limits on the memory for reading an Arrow IPC file, from its metadata, before it is decompressed.
 
-    … record batches … | footer | i32 size of the footer | "ARROW1"
+    dictionaries | record batch | footer | i32 size of the footer | "ARROW1"
     footer         → blocks: offset of each dictionary and record batch (offsets may repeat)
     record batch   → number of rows, offset and size of each buffer
     buffer         → if it is compressed: i64 claimed size, then the compressed bytes
@@ -26,8 +26,8 @@ ROWS_MIN, ROWS_MAX, ROWS_RATIO = 2**14, 2**20, 8
 rows for each of its bytes. A row becomes some kilobytes of Python objects. The entries of a ledger
 are nearly equal and take less than one byte each; lz4 allows at most 4 rows of a batch per byte.
 """
-BLOCKS_MAX = 4096
-"""Record batches and dictionary batches of one file."""
+DICTIONARIES_MAX = 16
+"""More than any table has columns with one. The parts of a dictionary count too."""
 _MAGIC = b"ARROW1"
 _CONTINUATION = 0xFFFFFFFF
 _METADATA_V5 = 4
@@ -79,8 +79,9 @@ def check_written(body: bytes, kind: str) -> None:
 
 
 def _claimed(body: memoryview) -> tuple[int, int]:
-    """Return the number of rows, and the bytes of all decompressed buffers: those of dictionaries
-    once for each record batch.
+    """Return the number of rows, and the bytes of all decompressed buffers.
+
+    More than one record batch is refused: for each, Arrow checks and looks up every dictionary.
     """
     end = len(body) - len(_MAGIC) - 4
     size = _unsigned(body, end, 4)
@@ -88,14 +89,12 @@ def _claimed(body: memoryview) -> tuple[int, int]:
         raise ValueError("the footer is not at the end of the file")
     footer = _root(body[end - size : end])
     dictionaries, batches = [*footer.structs(2, _BLOCK)], [*footer.structs(3, _BLOCK)]
-    if (num_blocks := len(dictionaries) + len(batches)) > BLOCKS_MAX:
-        raise ValueError(f"{num_blocks} batches; at most {BLOCKS_MAX} are read")
+    if len(batches) > 1:
+        raise ValueError(f"{len(batches)} record batches; one is read")
+    if len(dictionaries) > DICTIONARIES_MAX:
+        raise ValueError(f"{len(dictionaries)} dictionaries; at most {DICTIONARIES_MAX} are read")
     rows = memory = 0
-    for offset, metadata_size, _ in dictionaries:
-        memory += sum(_batch(body, offset, metadata_size)[1])
-    # For each record batch, Arrow checks the text of a dictionary and looks up each of its entries.
-    memory *= max(1, len(batches))
-    for offset, metadata_size, _ in batches:
+    for offset, metadata_size, _ in dictionaries + batches:
         batch_rows, buffer_sizes = _batch(body, offset, metadata_size)
         rows += batch_rows
         memory += sum(buffer_sizes)

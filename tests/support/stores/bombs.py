@@ -8,7 +8,6 @@ message]. It is a process of its own, because the limit is.
 import json
 import os
 import resource
-import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -108,20 +107,6 @@ def arrow_files_that_claim() -> Iterator[tuple[str, Read]]:
     yield (
         "too many record batches",
         read(arrow_file(NUMBERS, [numbers(1)] * 5000, "test", {}, None)),
-    )
-
-    def one_block_for_all(body: bytearray) -> None:
-        """Make each block in the footer, a struct of 24 bytes, equal to the first, which is the
-        largest.
-        """
-        first = body.rindex(struct.pack("<I", len(many))) + 4
-        for block in range(first, first + 24 * len(many), 24):
-            body[block : block + 24] = body[first : first + 24]
-
-    many = [numbers(300_000), *[numbers(1)] * 2000]
-    yield (
-        "one record batch named two thousand times",
-        read(arrow_file(NUMBERS, many, "test", {}, "lz4", one_block_for_all)),
     )
 
 

@@ -40,8 +40,7 @@ def rewritten(body: bytes, schema: Any, kind: str, change: Change) -> bytes:
     table, text = arrow_files.decode(body, schema, kind)
     header = json.loads(text)
     change(header)
-    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-    return arrow_file(schema, [pa.RecordBatch.from_pydict(columns, schema=schema)], kind, header)
+    return arrow_file(schema, [table.replace_schema_metadata(None)], kind, header)
 
 
 def arrow_file(
@@ -50,9 +49,8 @@ def arrow_file(
     kind: str,
     header: object,
     compression: str | None = "lz4",
-    alter: Change = lambda body: None,
 ) -> bytes:
-    """An Arrow file with a correct digest; `alter` changes its bytes before the digest is computed."""
+    """An Arrow file with a correct digest."""
     place = b"f" * 31 + b"e"
     metadata = {
         b"astraflow.format": b"1",
@@ -68,10 +66,9 @@ def arrow_file(
     ) as file:
         for batch in batches:
             file.write_batch(batch)
-    body = bytearray(sink.getvalue().to_pybytes())
-    alter(body)
-    zeroed = bytes(body).replace(place, ZEROS.encode())
-    return bytes(body).replace(place, xxhash.xxh3_128_hexdigest(zeroed).encode())
+    body: bytes = sink.getvalue().to_pybytes()
+    zeroed = body.replace(place, ZEROS.encode())
+    return body.replace(place, xxhash.xxh3_128_hexdigest(zeroed).encode())
 
 
 def safetensors_file(header: str, data: bytes = b"") -> bytes:

@@ -14,7 +14,7 @@ Table = tuple[bytes, int]
 """Bytes, and where among them the table begins."""
 Field = bytes | Table | None
 """A number, a table, or none; a vector is a table that begins at 0."""
-MEMORY_MIN, MEMORY_RATIO, ROWS_MIN, ROWS_RATIO, BLOCKS_MAX = 2**24, 256, 2**14, 8, 4096
+MEMORY_MIN, MEMORY_RATIO, ROWS_MIN, ROWS_RATIO, DICTIONARIES_MAX = 2**24, 256, 2**14, 8, 16
 """As docs/format.md promises them."""
 SCHEMA, DICTIONARY, RECORDS, TENSOR = 1, 2, 3, 4
 V5 = 4
@@ -150,20 +150,15 @@ def test_the_memory_limit_of_a_file_is_a_multiple_of_its_size_with_a_minimum(
             arrow_sizes.check_file(body)
 
 
-def test_rows_and_bytes_of_all_batches_and_buffers_are_summed() -> None:
-    half, third = ROWS_MIN // 2, MEMORY_MIN // 3
-    arrow_sizes.check_file(file(message(batch(half)), message(batch(half))))
-    assert "claims to hold 16385 rows" in fault(
-        file(message(batch(half)), message(batch(half + 1)))
-    )
+def test_bytes_of_all_dictionaries_and_buffers_are_summed() -> None:
+    third = MEMORY_MIN // 3
     item = message(batch(1, [(0, 8), (8, 8)]), content=claim(third) + claim(third))
-    assert claimed(file(item, item)) == 4 * third
     assert claimed(file(item, dictionaries=[words(5, [(0, 8)], claim(third))])) == 3 * third + 5
 
 
-def test_a_batch_listed_twice_counts_twice() -> None:
-    body, metadata_bytes = message(batch(ROWS_MIN // 2 + 1))
-    assert "claims to hold 16386 rows" in fault(ended(body, records=[block(0, metadata_bytes)] * 2))
+def test_a_dictionary_listed_twice_counts_twice() -> None:
+    body, metadata_bytes = words(MEMORY_MIN // 2 + 1)
+    assert claimed(ended(body, [block(0, metadata_bytes)] * 2)) == MEMORY_MIN + 2
 
 
 def test_dictionary_values_count_as_bytes_and_not_as_rows() -> None:
@@ -257,7 +252,8 @@ def test_a_dictionary_without_its_batch_and_a_message_without_content_are_refuse
 
 
 def test_an_absent_field_is_0() -> None:
-    arrow_sizes.check_file(file(message(table()), message(batch(ROWS_MIN))))
+    arrow_sizes.check_file(file(message(table())))
+    arrow_sizes.check_file(file(message(batch(ROWS_MIN))))
     rows = struct.pack("<q", ROWS_MIN + 1)
     assert "claims to hold 16385 rows" in fault(file(message(table(rows))))
     (vtable_and_rest, start) = table(rows)
@@ -270,17 +266,15 @@ def test_an_absent_field_is_0() -> None:
     assert claimed(body) == MEMORY_MIN + 1
 
 
-def test_the_maximum_number_of_batches_is_accepted_and_one_more_is_refused() -> None:
+def test_one_record_batch_and_the_maximum_number_of_dictionaries_are_accepted_and_no_more() -> None:
     front, metadata_bytes = message(batch(1))
-    for dictionaries, records in (
-        (BLOCKS_MAX, 0),
-        (0, BLOCKS_MAX),
-        (BLOCKS_MAX // 2, BLOCKS_MAX // 2),
-    ):
-        blocks = [block(0, metadata_bytes)] * dictionaries, [block(0, metadata_bytes)] * records
-        arrow_sizes.check_file(ended(front, *blocks))
-        reason = fault(ended(front, [*blocks[0], block(0, metadata_bytes)], blocks[1]))
-        assert f"{BLOCKS_MAX + 1} batches; at most {BLOCKS_MAX} are read" in reason
+    records = [block(0, metadata_bytes)]
+    dictionaries = records * DICTIONARIES_MAX
+    arrow_sizes.check_file(ended(front, dictionaries, records))
+    assert "2 record batches; one is read" in fault(ended(front, dictionaries, records * 2))
+    assert f"{DICTIONARIES_MAX + 1} dictionaries; at most {DICTIONARIES_MAX} are read" in fault(
+        ended(front, [*dictionaries, *records], records)
+    )
 
 
 def test_a_vector_with_more_entries_than_bytes_is_refused() -> None:

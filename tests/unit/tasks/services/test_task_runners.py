@@ -13,6 +13,7 @@ import pytest
 from prefect.blocks.system import Secret
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import TaskRun
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
 
@@ -168,20 +169,25 @@ def test_a_batch_follows_the_tasks_of_its_shards(
         for step in range(1, STEPS + 1)
     }
     assert all(expected.values())
+
+    def edges() -> dict[str, set[str]]:
+        tasks = tasks_of_last_window()
+        names = {task.id: task.name for task in tasks}
+        return {
+            task.name: {names.get(each.id, "?") for each in task.task_inputs["wait_for"]}
+            for task in tasks
+            if task.name.startswith("assemble")
+        }
+
+    until(lambda: edges() == expected, pause_s=0.2)  # the server records tasks with a delay
+
+
+def tasks_of_last_window() -> list[TaskRun]:
+    """What Prefect has recorded of the tasks of the newest flow run."""
     with get_client(sync_client=True) as client:
         (window, *_) = client.read_flow_runs(limit=1, sort=FlowRunSort.START_TIME_DESC)
         of_window = FlowRunFilter(id=FlowRunFilterId(any_=[window.id]))
-
-        def edges() -> dict[str, set[str]]:
-            tasks = client.read_task_runs(flow_run_filter=of_window, limit=200)
-            names = {task.id: task.name for task in tasks}
-            return {
-                task.name: {names.get(each.id, "?") for each in task.task_inputs["wait_for"]}
-                for task in tasks
-                if task.name.startswith("assemble")
-            }
-
-        until(lambda: edges() == expected, pause_s=0.2)  # the server records tasks with a delay
+        return client.read_task_runs(flow_run_filter=of_window, limit=200)
 
 
 @pytest.mark.slow
@@ -220,10 +226,12 @@ def test_dask_workers_make_the_same_batches_with_their_own_credentials(
     assert len(keys) == 2
     assert os.getpid() not in keys
     assert set(keys.values()) == {KEY}
-    with get_client(sync_client=True) as client:
-        stored = [each.model_dump_json() for each in client.read_task_runs(limit=200)]
-    assert any("advantages: [" in each for each in stored)
-    assert not any(KEY in each or SECRET_KEY in each for each in stored)
+
+    def stored() -> list[str]:
+        return [each.model_dump_json() for each in tasks_of_last_window()]
+
+    until(lambda: any("advantages: [" in each for each in stored()), pause_s=0.2)
+    assert not any(KEY in each or SECRET_KEY in each for each in stored())
 
 
 @pytest.mark.parametrize(("config", "package"), [(DaskRunner(), "dask"), (RayRunner(), "ray")])
