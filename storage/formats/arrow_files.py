@@ -152,11 +152,18 @@ def strings(table: Table, name: str) -> list[str]:
 
 
 def lists(table: Table, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """Return a list column as flat values and offsets [rows + 1]; numbers are not copied."""
+    """Return a list column as the flat values of its lists, which are not copied if they are
+    numbers, and offsets [rows + 1] from 0.
+
+    A file may have any number of values in no list; a bit of them would become a byte.
+    """
     column = table.column(name)
     if len(column) == 0:
-        return column.values.to_numpy(zero_copy_only=False)[:0], _NO_OFFSETS
-    return column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()
+        return column.values.slice(0, 0).to_numpy(zero_copy_only=False), _NO_OFFSETS
+    offsets = column.offsets.to_numpy()
+    first, end = int(offsets[0]), int(offsets[-1])
+    listed = column.values.slice(first, end - first)
+    return listed.to_numpy(zero_copy_only=False), offsets - offsets[0]
 
 
 def _array(values: Any, kind: Any) -> Column:

@@ -51,8 +51,7 @@ class TokenLists:
         for name, (_, offsets) in others:
             if (rows := np.flatnonzero(np.diff(offsets) != np.diff(first_offsets))).size:
                 raise CorruptError(f"row {rows[0]}: {name} and {first} differ in length")
-        values = {name: flat[offsets[0] : offsets[-1]] for name, (flat, offsets) in columns.items()}
-        return cls(values, first_offsets - first_offsets[0])
+        return cls({name: flat for name, (flat, _) in columns.items()}, first_offsets)
 
     def rows(self, name: str) -> Iterator[NDArray[Any]]:
         """Iterate over the rows of a column, as views."""

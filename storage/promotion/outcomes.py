@@ -143,7 +143,7 @@ def decode(body: bytes) -> TeamOutcomes:
             f"row {other[0]} has {lengths[other[0]]} outcomes; the header says {header.samples} "
             "samples of each problem"
         )
-    accuracies = values[offsets[0] : offsets[-1]].reshape(len(problems), header.samples)
+    accuracies = values.reshape(len(problems), header.samples)
     is_valid = np.isnan(accuracies) | ((accuracies >= 0) & (accuracies <= 1))
     if not is_valid.all():
         row, sample = (int(index[0]) for index in np.nonzero(~is_valid))

@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +56,19 @@ def test_values_without_a_row_are_not_read_back() -> None:
     unnamed = pa.ListArray.from_arrays(pa.array([2], pa.int32()), pa.array([5, 6, 7], pa.int32()))
     values, offsets = arrow_files.lists(pa.record_batch({"tokens": unnamed}), "tokens")
     assert (values.tolist(), offsets.tolist()) == ([], [0])
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 2), (5, 7), (3, 3)])
+def test_values_in_no_list_are_not_converted(first: int, end: int) -> None:
+    bits = pa.Array.from_buffers(pa.bool_(), 2**24, [None, pa.py_buffer(b"\x66" * 2**21)])
+    masks = pa.ListArray.from_arrays(pa.array([first, end], pa.int32()), bits)
+    tracemalloc.start()
+    values, offsets = arrow_files.lists(pa.record_batch({"mask": masks}), "mask")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert values.tolist() == ([False, True, True, False] * 2)[first:end]
+    assert offsets.tolist() == [0, end - first]
+    assert peak_bytes < 2**20
 
 
 def test_a_number_that_does_not_fit_its_column_is_an_error() -> None:
