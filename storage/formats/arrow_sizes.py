@@ -26,6 +26,11 @@ ROWS_MIN, ROWS_MAX, ROWS_RATIO = 2**14, 2**20, 8
 rows for each of its bytes. A row becomes some kilobytes of Python objects. The entries of a ledger
 are nearly equal and take less than one byte each; lz4 allows at most 4 rows of a batch per byte.
 """
+SEQUENCES_MIN, BYTES_PER_SEQUENCE = 2**14, 8
+"""A file may have this many rows with tokens, and one for each so many of its bytes. Such a row
+becomes one or two kilobytes of Python objects. It has five offsets of four bytes, which lz4 does not
+compress.
+"""
 DICTIONARIES_MAX = 16
 """More than any table has columns with one. The parts of a dictionary count too."""
 _MAGIC = b"ARROW1"
@@ -54,6 +59,14 @@ def check_file(body: bytes) -> None:
     if rows > min(ROWS_MAX, max(ROWS_MIN, ROWS_RATIO * len(body))):
         raise CorruptError(
             f"an Arrow file of {len(body)} bytes claims to hold {rows} rows; that is too many"
+        )
+
+
+def check_sequences(number: int, num_bytes: int, kind: str) -> None:
+    """Raise CorruptError for a file with more sequences than its size allows."""
+    if number > max(SEQUENCES_MIN, num_bytes // BYTES_PER_SEQUENCE):
+        raise CorruptError(
+            f"a {kind} of {num_bytes} bytes has {number} sequences; that is too many"
         )
 
 

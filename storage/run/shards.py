@@ -26,6 +26,7 @@ from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError, ObjectTooLargeError
 from storage.formats import arrow_files
 from storage.formats.arrow_files import DICTIONARY, Table, list_of, schema_of
+from storage.formats.arrow_sizes import check_sequences
 from storage.formats.json_objects import build
 from storage.formats.ragged_lists import TokenLists
 from storage.plain_names import new_write_id
@@ -209,6 +210,7 @@ def encode_groups(
     }
     body = arrow_files.encode(SCHEMA, columns, kind, header_of(tuple(policy_sets)))
     try:
+        check_sequences(len(sequences), len(body), kind)
         _check_num_policies(sum(len(s.policies) for s in sequences), body, kind)
     except CorruptError as error:
         raise ConfigError(str(error)) from error
@@ -240,6 +242,7 @@ def decode_groups(body: bytes, kind: str, header_type: type[H]) -> tuple[H, tupl
     Raises CorruptError, as `decode`.
     """
     table, text = arrow_files.decode(body, SCHEMA, kind)
+    check_sequences(table.num_rows, len(body), kind)
     header = build(header_type, text, f"a {kind}'s header")
     _check_header(header)
     _check_keys(table, header, kind)

@@ -30,6 +30,8 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"claim to hold more than {arrow_sizes.MEMORY_MIN / 2**20:g} MiB and",
         f"more than {arrow_sizes.MEMORY_RATIO} times the file together",
         f"more rows than {arrow_sizes.ROWS_MIN:,} and than {arrow_sizes.ROWS_RATIO} times the bytes",
+        f"more sequences than {arrow_sizes.SEQUENCES_MIN:,} and than one for each "
+        f"{arrow_sizes.BYTES_PER_SEQUENCE} bytes of the file",
         f"at most {plain_names.BYTES_MAX} bytes of UTF-8 together",
         f"(tensors by name, about {tensor_set.FILE_BYTES_MAX / 2**20:g} MiB each)",
         f"numbers have at most {safetensors.NUMBER_DIGITS_MAX} digits, a shape at most "

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from storage.errors import CorruptError, NotFoundError, ObjectTooLargeError
-from storage.formats import arrow_files
+from storage.formats import arrow_files, arrow_sizes
 from storage.formats.json_objects import parse
 from storage.records.rollouts import Episode, FailureKind, Sequence, Shard
 from storage.records.types import Json
@@ -406,4 +406,21 @@ def test_sequences_of_very_many_policies_are_neither_stored_nor_read(
         unlimited.setattr(shards, "POLICIES_MIN", 2**20)
         body = shards.encode(bomb)
     with pytest.raises(CorruptError, match="have 128000 policies together; that is too many"):
+        shards.decode(body)
+
+
+def test_very_many_sequences_in_few_bytes_are_neither_stored_nor_read(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them is a kilobyte of Python objects."""
+    empty = replace(builders.sequence((), ()), policies=())
+    allowed = builders.shard(builders.group(builders.episode(*[empty] * 2**14)))
+    assert len(round_trip(allowed).groups[0].episodes[0].sequences) == 2**14
+    bomb = builders.shard(builders.group(builders.episode(*[empty] * (2**14 + 1))))
+    with pytest.raises(ObjectTooLargeError, match="has 16385 sequences; that is too many"):
+        shards.create(store, bomb)
+    with monkeypatch.context() as unlimited:
+        unlimited.setattr(arrow_sizes, "SEQUENCES_MIN", 2**20)
+        body = shards.encode(bomb)
+    with pytest.raises(CorruptError, match=r"of \d+ bytes has 16385 sequences; that is too many"):
         shards.decode(body)
