@@ -27,9 +27,9 @@ rows for each of its bytes. A row becomes some kilobytes of Python objects. The 
 are nearly equal and take less than one byte each; lz4 allows at most 4 rows of a batch per byte.
 """
 SEQUENCES_MIN, BYTES_PER_SEQUENCE = 2**14, 8
-"""A file may have this many rows with tokens, and one for each so many of its bytes. Such a row
-becomes one or two kilobytes of Python objects. It has five offsets of four bytes, which lz4 does not
-compress.
+"""A file may have this many rows with tokens, and one for each so many of its bytes. Such a row has
+five offsets of four bytes, which lz4 does not compress, and becomes one or two kilobytes of Python
+objects.
 """
 DICTIONARIES_MAX = 16
 """More than any table has columns with one. The parts of a dictionary count too."""

@@ -19,6 +19,7 @@ from storage import layout, plain_names
 from storage.errors import CorruptError
 from storage.formats import arrow_files
 from storage.formats.arrow_files import DICTIONARY, Compression, Table, list_of, schema_of
+from storage.formats.arrow_sizes import check_sequences
 from storage.formats.json_objects import build
 from storage.formats.ragged_lists import TokenLists
 from storage.plain_names import new_write_id
@@ -163,6 +164,7 @@ def decode(body: bytes) -> Batch:
     reasons = [reason[:REASON_MAX] for reason in arrow_files.strings(table, "reason")]
     keys = _keys(table)
     num_rows = _check_order(fates)
+    check_sequences(num_rows, len(body), KIND)  # those of a writer have tokens, and more bytes
     num_entries = num_rows + sum(fate in LEDGER_FATES for fate in fates)
     rows = _rows(table, keys[:num_rows], fates[:num_rows], _region_of(header.regions))
     entries = zip(

@@ -48,9 +48,9 @@ def arrow_file(
     batches: list[Any],
     kind: str,
     header: object,
-    compression: str | None = "lz4",
+    compression: Any = "lz4",
 ) -> bytes:
-    """An Arrow file with a correct digest."""
+    """An Arrow file with a correct digest. `compression`: a name, None, or a `pyarrow.Codec`."""
     place = b"f" * 31 + b"e"
     metadata = {
         b"astraflow.format": b"1",

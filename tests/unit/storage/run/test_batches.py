@@ -1,17 +1,21 @@
+import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
 from storage.errors import ConflictError, CorruptError, NotFoundError
+from storage.formats import arrow_files
 from storage.records.batches import Batch, LedgerEntry, SequenceKey
 from storage.run import batches
 from storage.run.batches import REASON_MAX
 from storage.store.object_store import ObjectStore
 from tests.support.runs import builders
 from tests.support.stores.damaging_store import damages_first_reads
+from tests.support.stores.resealed import arrow_file
 
 
 def key(order: int, sequence: int = 0) -> SequenceKey:
@@ -257,6 +261,23 @@ def test_a_long_ledger_of_equal_fates_is_read_back(prompts: int, samples: int, o
     body = batches.encode(batch)
     assert len(ledger) > max(2**14, len(body)), "it is longer than a limit of one row per byte"
     assert batches.decode(body).ledger == ledger
+
+
+@pytest.mark.parametrize(("num_rows", "is_read"), [(2**14, True), (2**14 + 1, False)])
+def test_very_many_rows_to_train_on_in_few_bytes_are_not_read(num_rows: int, is_read: bool) -> None:
+    """Each of them is a kilobyte of Python objects. zstd compresses their offsets, lz4 does not."""
+    rows = [builders.row(prompt=(), answer=(7,))] * num_rows
+    table, header = arrow_files.decode(
+        batches.encode(builders.batch(*rows)), batches.SCHEMA, "batch"
+    )
+    parts, zstd = [table.replace_schema_metadata(None)], pa.Codec("zstd", compression_level=19)
+    body = arrow_file(batches.SCHEMA, parts, "batch", json.loads(header), zstd)
+    assert len(body) < 8 * 2**14
+    if is_read:
+        assert len(batches.decode(body).rows) == num_rows
+        return
+    with pytest.raises(CorruptError, match=r"of \d+ bytes has 16385 sequences; that is too many"):
+        batches.decode(body)
 
 
 def test_a_batch_before_an_existing_one_is_lost_and_the_next_one_is_not(
