@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
@@ -144,10 +145,16 @@ def numbers(table: Table, name: str) -> NDArray[Any]:
     return values
 
 
-def strings(table: Table, name: str) -> list[str]:
-    """Return a dictionary column as strings; equal strings are one object."""
+def strings(table: Table, name: str, characters_max: int | None = None) -> list[str]:
+    """Return a dictionary column as strings; equal strings are one object.
+
+    Longer ones than `characters_max` are cut, once for all of their rows.
+    """
     column = table.column(name)
-    distinct = column.dictionary.to_pylist()
+    words = column.dictionary
+    if characters_max is not None:
+        words = pc.utf8_slice_codeunits(words, 0, characters_max)
+    distinct = words.to_pylist()
     return [distinct[index] for index in column.indices.to_numpy()]
 
 

@@ -161,7 +161,7 @@ def decode(body: bytes) -> Batch:
     table, text = arrow_files.decode(body, SCHEMA, KIND)
     header = build(_Header, text, "a batch's header")
     fates = arrow_files.strings(table, "fate")
-    reasons = [reason[:REASON_MAX] for reason in arrow_files.strings(table, "reason")]
+    reasons = arrow_files.strings(table, "reason", REASON_MAX)
     keys = _keys(table)
     num_rows = _check_order(fates)
     check_sequences(num_rows, len(body), KIND)  # those of a writer have tokens, and more bytes

@@ -362,7 +362,7 @@ def _sequences(table: Table, policy_sets: PolicySets, kind: str, body: bytes) ->
         arrow_files.numbers(table, "reward").tolist(),
         arrow_files.numbers(table, "temperature").tolist(),
         arrow_files.numbers(table, "starts_episode").tolist(),
-        (name[:NAME_MAX] for name in arrow_files.strings(table, "name")),
+        arrow_files.strings(table, "name", NAME_MAX),
         reasons,
         strict=True,
     )

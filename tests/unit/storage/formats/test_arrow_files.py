@@ -42,6 +42,15 @@ def test_columns_and_header_are_read_back() -> None:
     assert arrow_files.lists(table, "mask")[0].tolist() == [True, True, False]
 
 
+def test_a_long_text_is_cut_once_for_all_of_its_rows() -> None:
+    """One copy takes up to a kilobyte, and a small file may have a million rows."""
+    table, _ = arrow_files.decode(body(6), SCHEMA, "test")
+    words = arrow_files.strings(table, "word", 2)
+    assert words == ["ev", "od", "ev", "od", "ev", "od"]
+    assert len(set(map(id, words))) == 2
+    assert arrow_files.strings(table, "word", 4) == ["even", "odd"] * 3
+
+
 def test_a_table_without_rows_is_read_back() -> None:
     table, _ = arrow_files.decode(body(0), SCHEMA, "test")
     assert arrow_files.numbers(table, "n").tolist() == []
