@@ -38,6 +38,8 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A string, also one that does not end: otherwise each quote in it would be tried as the start of
 another one, up to the end of the object.
 """
+_PART = re.compile(rb'(?:[^"]{1,1024}+|"[^"\\]*+(?:\\.[^"\\]*+)*+"?){1,1024}+', re.DOTALL)
+"""Up to 1,024 strings and what is between them: the next part begins outside of a string."""
 _ZEROS = b"0" * 32
 _EMPTY_CHECKSUM = b'"checksum":"' + _ZEROS
 
@@ -163,7 +165,12 @@ def _load(body: bytes, label: str) -> Json:
 def num_values(text: bytes, enough: int) -> int:
     """Return the number of JSON values; an upper bound of it where that is not above `enough`."""
     bound = _num_values_at_most(text)
-    return bound if bound <= enough else _num_values_at_most(_STRING.sub(b'""', text))
+    if bound <= enough:
+        return bound
+    # In parts: all strings of one text are a list of many times its bytes.
+    view = memoryview(text)
+    parts = (view[slice(*part.span())] for part in _PART.finditer(text))
+    return 1 + sum(_num_separators(_STRING.sub(b'""', part)) for part in parts)
 
 
 def _check_num_values(text: bytes, label: str, values_max: int | None = None) -> None:
@@ -177,7 +184,11 @@ def _check_num_values(text: bytes, label: str, values_max: int | None = None) ->
 
 def _num_values_at_most(text: bytes) -> int:
     """Return an upper bound of the number of values, exact if no string has `,`, `[` or `{`."""
-    return 1 + sum(map(text.count, (b",", b"[", b"{")))
+    return 1 + _num_separators(text)
+
+
+def _num_separators(text: bytes) -> int:
+    return sum(map(text.count, (b",", b"[", b"{")))
 
 
 def _check_integers(text: bytes, label: str) -> None:

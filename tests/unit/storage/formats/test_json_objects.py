@@ -1,5 +1,6 @@
 import json
 import math
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -213,6 +214,28 @@ def test_a_string_that_does_not_end_is_searched_once(
     monkeypatch.setattr(json_objects, "VALUES_MAX", 100)
     with pytest.raises(CorruptError, match=r"^x is not JSON"):
         decode(Stop, b'{"reason":"' + b'\\",' * 200 + ending, "x")
+
+
+@pytest.mark.parametrize(
+    ("item", "num_items", "expected"),
+    [
+        (b'"",', 2**22, 2**22 + 1),
+        (b"1,", 2**22, 2**22 + 1),
+        (b'"[,\\",{",', 10_000, 10_001),
+        (b'"' + b",[{\\\\" * 50_000 + b'",', 3, 4),
+        (b" " * 1_023 + b'"[",', 3, 4),
+    ],
+)
+def test_values_of_many_strings_are_counted_in_few_bytes(
+    item: bytes, num_items: int, expected: int
+) -> None:
+    text = item * num_items
+    tracemalloc.start()
+    counted = json_objects.num_values(text, 0)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert counted == expected
+    assert peak_bytes < 2**22
 
 
 def test_long_digit_strings_in_text_are_accepted() -> None:
