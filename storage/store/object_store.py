@@ -11,6 +11,7 @@ import os
 import random
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -344,8 +345,10 @@ def _log_failure(state: tenacity.RetryCallState) -> None:
 
 
 def read_twice(read: Callable[[], R]) -> R:
-    """Return the result of `read`, which is called a second time if it raises CorruptError."""
-    try:
+    """Return the result of `read`, which is called a second time if it raises CorruptError.
+
+    The first error, which has all that was decoded before it, is gone by then.
+    """
+    with suppress(CorruptError):
         return read()
-    except CorruptError:
-        return read()
+    return read()

@@ -2,13 +2,21 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from weakref import ref
 
+import numpy as np
 import pytest
 
-from storage.errors import ConfigError, ConflictError, NotFoundError, TransientError
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.store import object_store
 from storage.store.backend import Keys
-from storage.store.object_store import ObjectStore, check_store, default_store, open_store
+from storage.store.object_store import (
+    ObjectStore,
+    check_store,
+    default_store,
+    open_store,
+    read_twice,
+)
 
 
 @dataclass
@@ -279,3 +287,17 @@ def test_a_file_url_of_this_machine_opens_its_folder(tmp_path: Path) -> None:
     open_store(str(folder)).put("key", b"body")
     assert open_store(folder.as_uri()).get("key") == b"body"
     assert open_store(folder.as_uri().replace("file://", "file://localhost")).get("key") == b"body"
+
+
+def test_what_a_damaged_object_decoded_to_is_freed_before_the_second_read() -> None:
+    decoded: list[ref[object]] = []
+
+    def read() -> None:
+        assert all(earlier() is None for earlier in decoded)
+        table = np.zeros(3)
+        decoded.append(ref(table))
+        raise CorruptError(f"read {len(decoded)} has {table.size} values")
+
+    with pytest.raises(CorruptError, match="read 2 has 3 values"):
+        read_twice(read)
+    assert len(decoded) == 2
