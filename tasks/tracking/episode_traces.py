@@ -72,9 +72,11 @@ class EpisodeTrace:
     """Its parts, in their order."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Turn:
-    """Consecutive tokens of a sequence that one policy sampled, or that none did."""
+    """Consecutive tokens of a sequence that one policy sampled, or that none did. A small sample
+    may have two million.
+    """
 
     sequence: Sequence
     owner: int
@@ -142,7 +144,7 @@ def _trace(
                 **_measured(episode),
                 "evaluated_versions": dict(evaluation.versions),
                 "policies": sorted({turn.policy for turn in sampled}),
-                "spans_left_out": max(len(_shown(turns)) - SPANS_MAX, 0),
+                "spans_left_out": max(sum(map(_is_shown, turns)) - SPANS_MAX, 0),
             },
             usage=(sum(turn.start for turn in sampled), sum(map(len, sampled))),
         ),
@@ -169,9 +171,15 @@ def _turns(sequence: Sequence) -> Iterator[_Turn]:
             yield _Turn(sequence, int(owners[start]), start, end)
 
 
-def _shown(turns: list[_Turn]) -> list[_Turn]:
-    """Return the parts with a span: all but the prompt of a sequence."""
-    return [turn for turn in turns if turn.policy or turn.start]
+def _is_shown(turn: _Turn) -> bool:
+    """Whether the part has a span: all but the prompt of a sequence have one."""
+    return bool(turn.policy or turn.start)
+
+
+def _context(before: _Turn | None, turn: _Turn) -> _Turn | None:
+    """Return the part before a turn, if it is of the same sequence and no policy sampled it."""
+    is_context = before is not None and before.sequence is turn.sequence and not before.policy
+    return before if is_context else None
 
 
 def _spans(
@@ -181,16 +189,17 @@ def _spans(
     times of turns are not stored.
     """
     total = max(sum(len(turn) for turn in turns if turn.policy), 1)
-    contexts = {(id(turn.sequence), turn.end): turn for turn in turns if not turn.policy}
     last_ends = {id(turn.sequence): turn.end for turn in turns if turn.policy}
     sampled = 0
-    for turn in _shown(turns)[:SPANS_MAX]:
+    with_before = zip([None, *turns], turns, strict=False)
+    shown = ((before, turn) for before, turn in with_before if _is_shown(turn))
+    for before, turn in islice(shown, SPANS_MAX):
         begin_s = start_s + seconds * sampled / total
         if turn.policy:
             sampled += len(turn)
             yield _turn_span(
                 turn,
-                contexts.get((id(turn.sequence), turn.start)),
+                _context(before, turn),
                 turn.end == last_ends[id(turn.sequence)],
                 begin_s,
                 start_s + seconds * sampled / total,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -204,6 +205,19 @@ def test_spans_fields_and_metrics_are_limited(monkeypatch: pytest.MonkeyPatch) -
     assert trace.root.attributes["spans_left_out"] == 1
     assert trace.root.inputs == {"x": "1", "y": "2"}
     assert trace.root.attributes["metrics"] == {"a": 1.0, "b": 2.0}
+
+
+def test_a_trace_of_very_many_turns_takes_few_bytes_for_each() -> None:
+    num_turns = 2**15
+    owners = (np.arange(num_turns) % 2 - 1).astype(np.int8)
+    sequence = builders.sequence((), [7] * num_turns, version=3)
+    episode = builders.episode(replace(sequence, owners=owners))
+    tracemalloc.start()
+    trace = trace_of(episode)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert trace.root.attributes["spans_left_out"] == num_turns - 1 - module.SPANS_MAX
+    assert peak_bytes < 150 * num_turns
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
