@@ -26,7 +26,7 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         "with more than 2^21 values",
         f"(within *object* fields they have at most {numbers.INTEGER_BITS} bits)",
         f"outside 0 to {numbers.TIME_MAX_S:.0f}.",
-        f"more than one record batch, and more than {arrow_sizes.DICTIONARIES_MAX} dictionaries",
+        f"another number of record batches than one, and more than {arrow_sizes.DICTIONARIES_MAX} dictionaries",
         f"claim to hold more than {arrow_sizes.MEMORY_MIN / 2**20:g} MiB and",
         f"more than {arrow_sizes.MEMORY_RATIO} times the file together",
         f"more rows than {arrow_sizes.ROWS_MIN:,} and than {arrow_sizes.ROWS_RATIO} times the bytes",
