@@ -15,6 +15,7 @@ from storage.formats import token_texts
 from storage.formats.json_objects import dump, parse
 from storage.formats.model_config import SPECIAL_TOKENS, TOKENIZER_CONFIG, without_paths
 from storage.machine.temporary_folders import temporary_folder
+from storage.records.types import Json
 from storage.written_files import write_inside
 
 Message: TypeAlias = Mapping[str, str]
@@ -161,11 +162,15 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
     with temporary_folder("astraflow-chat-") as folder:
         for name, body in files.items():
             write_inside(folder, name, body)
-        for name, body in _settings(files).items():
-            write_inside(folder, name, body)
+        settings = _settings(files)
+        for name, fields in settings.items():
+            write_inside(folder, name, dump(fields))
         try:
-            if token_texts.TOKENIZER in files:
-                token_texts.check_file(files[token_texts.TOKENIZER])
+            added = parse(files.get(token_texts.ADDED_TOKENS, b"{}"), token_texts.ADDED_TOKENS)
+            token_texts.check_file(
+                files.get(token_texts.TOKENIZER, b"{}"),
+                (*settings.values(), {"added_tokens": list(added)}),
+            )
             tokenizer = _tokenizer_class(files).from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
@@ -189,11 +194,11 @@ def _no_tokenizer(files: Mapping[str, bytes], error: BaseException) -> ConfigErr
     )
 
 
-def _settings(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the tokenizer's files of settings, without paths; ConfigError for other than JSON."""
+def _settings(files: Mapping[str, bytes]) -> dict[str, Json]:
+    """Return the tokenizer's settings by file, without paths; ConfigError for other than JSON."""
     try:
         return {
-            name: dump(without_paths(parse(files[name], name)))
+            name: without_paths(parse(files[name], name))
             for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
             if name in files
         }

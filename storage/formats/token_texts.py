@@ -10,7 +10,7 @@ token. The tokenizer is one of the package `tokenizers`, which this module does 
 import base64
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -19,6 +19,8 @@ from storage.formats.json_objects import parse
 from storage.records.types import Json
 
 TOKENIZER: Final = "tokenizer.json"
+ADDED_TOKENS: Final = "added_tokens.json"
+"""Of older models: text of a token → its number."""
 
 TOKEN_CHARS_MAX = 1024
 """Of a token. The longest ones of common models have some hundred spaces."""
@@ -34,10 +36,23 @@ ENCODING_GROWTH_MAX = 2**12
 """By which all steps before and after the model together may make a text longer. Those of common
 models: below 2,400.
 """
+GIVEN_GROWTH_MAX = 2**8
+"""The same of the steps that put texts of the file into a text. Those of common models: below 100.
+Forms of Unicode make few texts longer, these all.
+"""
+NORMALIZED_CHARS_MAX = 2**11
+"""Of an added token after the normalizer. Those of common models: below 1,200. The time in which a
+file is loaded grows with its square.
+"""
+NORMALIZED_CHARS_MIN = 2**16
+"""Of all of them together, or half of the file's bytes. Each character may take kilobytes of memory
+when the file is loaded.
+"""
 ENCODING_PARTS_MAX = 512
 """JSON objects of these steps, of which each has one to three. Common models have some twenty. All
 steps of a normalizer are applied to each added token when the file is loaded.
 """
+_TOKEN_KEYS = ("_token", "_tokens")
 _ENCODING = ("normalizer", "pre_tokenizer", "post_processor")
 _ENCODING_GROWTH: Mapping[Any, int] = MappingProxyType(
     {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "BertNormalizer": 12, "ByteLevel": 4}
@@ -45,28 +60,86 @@ _ENCODING_GROWTH: Mapping[Any, int] = MappingProxyType(
 """Characters that a step makes of one, at most."""
 
 
-def check_file(body: bytes) -> None:
+def check_file(body: bytes, settings: Iterable[Json] = ()) -> None:
     """Raise CorruptError for a `tokenizer.json` with which a text may become much longer, or takes
-    very many steps.
+    very many steps, or whose added tokens are very long.
 
     Called before the file is loaded: its normalizer is applied to its added tokens then.
+
+    Args:
+        settings: the contents of the tokenizer's other files, which may add tokens, too.
     """
     fields = parse(body, TOKENIZER, VALUES_MAX)
-    growth, num_parts = 1, 0
-    pending = [fields.get(part) for part in _ENCODING]
+    _check_growth([fields.get(part) for part in _ENCODING])
+    growth = _check_growth([fields.get("normalizer")])
+    _check_added_tokens([fields.get("added_tokens"), *settings], growth, len(body))
+
+
+def _check_growth(steps: Iterable[Any]) -> int:
+    """Return how many times as long the steps may make a text; CorruptError beyond the limits."""
+    growth, given_growth, num_parts = 1, 1, 0
+    pending = list(steps)
     while pending:
         part = pending.pop()
         if isinstance(part, dict):
             num_parts += 1
             growth *= _encoding_growth(part)
+            given_growth *= _given_growth(part)
             pending += part.values()
         elif isinstance(part, list):
             pending += part
-        if growth > ENCODING_GROWTH_MAX or num_parts > ENCODING_PARTS_MAX:
+        if (
+            growth > ENCODING_GROWTH_MAX
+            or given_growth > GIVEN_GROWTH_MAX
+            or num_parts > ENCODING_PARTS_MAX
+        ):
             raise CorruptError(
                 f"the {', '.join(_ENCODING)} of {TOKENIZER} have more than {ENCODING_PARTS_MAX} "
-                f"parts, or make a text more than {ENCODING_GROWTH_MAX:,} times as long"
+                f"parts, or make a text more than {ENCODING_GROWTH_MAX:,} times as long (by texts "
+                f"of the file: {GIVEN_GROWTH_MAX})"
             )
+    return growth
+
+
+def _check_added_tokens(places: Iterable[Any], growth: int, num_bytes: int) -> None:
+    """Raise CorruptError for added tokens that take very long to load, by the growth of the
+    normalizer and the bytes of the file.
+    """
+    num_normalized = 0
+    for text, is_normalized in _added_tokens(places):
+        length = len(text) * growth if is_normalized else 0
+        num_normalized += length
+        if len(text) > TOKEN_CHARS_MAX or length > NORMALIZED_CHARS_MAX:
+            raise CorruptError(
+                f"an added token has {len(text):,} characters, or up to {length:,} after the "
+                f"normalizer; at most {TOKEN_CHARS_MAX:,} and {NORMALIZED_CHARS_MAX:,} are read"
+            )
+    if num_normalized > max(NORMALIZED_CHARS_MIN, num_bytes // 2):
+        raise CorruptError(
+            f"the added tokens of {TOKENIZER} may have {num_normalized:,} characters together "
+            f"after the normalizer, and the file has {num_bytes:,} bytes"
+        )
+
+
+def _added_tokens(places: Iterable[Any]) -> Iterator[tuple[str, bool]]:
+    """Yield every text of `places` that becomes an added token, and whether it is normalized: an
+    object's content, and the values of keys such as `eos_token` and `extra_special_tokens`.
+    """
+    pending = [(place, False) for place in places]
+    while pending:
+        part, is_token = pending.pop()
+        if isinstance(part, str) and is_token:
+            yield part, False
+        elif isinstance(part, list):
+            pending += [(each, is_token) for each in part]
+        elif isinstance(part, dict):
+            if isinstance(content := part.get("content"), str):
+                yield content, part.get("normalized", True) is not False
+            pending += [
+                (each, is_token or key.endswith(_TOKEN_KEYS))
+                for key, each in part.items()
+                if key != "content"
+            ]
 
 
 def check(tokenizer: Any) -> None:
@@ -117,8 +190,17 @@ def _growth(step: Json) -> int:
 
 
 def _encoding_growth(step: Json) -> int:
-    """Return how many times as long one step may make a text. A step is known by its fields:
-    files of old releases do not name its type.
+    """Return how many times as long one step may make a text."""
+    if (given := _given_growth(step)) > 1:
+        return given
+    if "add_prefix_space" in step:
+        return _ENCODING_GROWTH["ByteLevel"]
+    return _ENCODING_GROWTH.get(step.get("type"), 1)
+
+
+def _given_growth(step: Json) -> int:
+    """Return how many times as long one step may make a text by texts of the file. A step is known
+    by its fields: files of old releases do not name its type.
     """
     match step:
         case {"pattern": {"String": str(pattern)}, "content": str(content)} if pattern:
@@ -131,9 +213,7 @@ def _encoding_growth(step: Json) -> int:
             return _longest_replacement(charsmap)
         case {"single": [*pieces]}:
             return max(1, len(pieces))
-        case {"add_prefix_space": _}:
-            return _ENCODING_GROWTH["ByteLevel"]
-    return _ENCODING_GROWTH.get(step.get("type"), 1)
+    return 1
 
 
 def _longest_replacement(charsmap: str) -> int:

@@ -28,7 +28,7 @@ from storage.config_model import (
     Temperature,
 )
 from storage.records.control import BudgetKind
-from storage.records.promotions import ROWS_MAX
+from storage.records.promotions import POLICIES_MAX, ROWS_MAX
 from storage.records.rollouts import KEPT_EPISODES_MAX
 from tasks.base_models.config import ModelConfig
 from tasks.promotion.gate.config import GateConfig
@@ -171,7 +171,7 @@ class RunConfig(Frozen):
     seed: Seed = 0
     steps: Steps = 80
     """Training steps of every policy."""
-    policies: dict[str, PolicyConfig] = Field(min_length=1, max_length=100)
+    policies: dict[str, PolicyConfig] = Field(min_length=1, max_length=POLICIES_MAX)
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
     evaluation: EvaluationConfig | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from storage import layout
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.records.numbers import QUANTITY_MAX
+from storage.records.promotions import POLICIES_MAX
 from storage.records.types import Json
 from storage.run import runs
 from storage.store.object_store import ObjectStore
@@ -30,6 +31,11 @@ def run_terms(run: ObjectStore) -> RunTerms:
         ) from error
     config = record.config
     policies = _section(config.get("policies"), run, "policies")
+    if len(policies) > POLICIES_MAX:
+        raise ConfigError(
+            f"{run.url} cannot be verified, because the config in its {layout.RUN} has "
+            f"{len(policies):,} policies; a run has at most {POLICIES_MAX}"
+        )
     return RunTerms(
         steps=_count(config.get("steps"), run, "steps"),
         max_staleness=_count(

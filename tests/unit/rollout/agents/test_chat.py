@@ -6,6 +6,7 @@ import pytest
 from rollout.agents import chat
 from rollout.agents.chat import Chat, load_chat, system, user
 from storage.errors import ConfigError, CorruptError
+from storage.formats.token_texts import ADDED_TOKENS
 from storage.written_files import write_inside
 from tests.support.runs.fakes import END_ID, base_files, tiny_chat
 
@@ -79,6 +80,28 @@ def with_tokenizer(**changes: object) -> Chat:
     files = base_files()
     fields = {**json.loads(files["tokenizer.json"]), **changes}
     return load_chat({**files, "tokenizer.json": json.dumps(fields).encode()})
+
+
+@pytest.mark.parametrize(
+    "file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", ADDED_TOKENS]
+)
+def test_a_very_long_added_token_is_refused_before_the_tokenizer_is_loaded(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time to load it grows with the square of its length: 300 seconds for 500 kB."""
+
+    def load(*_: object, **__: object) -> None:
+        raise AssertionError("the tokenizer is loaded")
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.from_pretrained", load)
+    files, long = base_files(), "a" * 1025
+    fields = json.loads(files.get(file, b"{}"))
+    if file == "tokenizer.json":
+        fields["added_tokens"] += [{"id": 500, "content": long, "normalized": False}]
+    else:
+        fields[long if file == ADDED_TOKENS else "eos_token"] = long
+    with pytest.raises(ConfigError, match="an added token has 1,025 characters"):
+        load_chat({**files, file: json.dumps(fields).encode()})
 
 
 def test_settings_of_a_call_in_the_tokenizers_file_change_no_tokens() -> None:

@@ -117,7 +117,7 @@ WHOLE_TEXT = {"Sequence": {"id": "A", "type_id": 0}}
         },
         normalizers({"type": "Precompiled", "precompiled_charsmap": charsmap(33)}, SPACES),
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "no base64"}},
-        normalizers(*[replace("a", "aa")] * 12),
+        normalizers(*[replace("a", "aa")] * 8),
         normalizers(*[replace("a", "b")] * 250),
     ],
 )
@@ -129,7 +129,8 @@ def test_encoders_of_common_models_are_accepted(parts: dict[str, Any]) -> None:
     "parts",
     [
         normalizers(*[DOUBLE] * 40),
-        normalizers(*[DOUBLE] * 13),
+        normalizers(*[DOUBLE] * 9),
+        normalizers(NFKD, {"type": "NFKC"}, {"type": "BertNormalizer"}, {"type": "NFC"}),
         normalizers(*[normalizers(DOUBLE, DOUBLE)["normalizer"]] * 7),
         normalizers(*[{"pattern": {"String": "a"}, "content": "aa"}] * 40),
         normalizers(*[SPACES] * 40),
@@ -151,4 +152,55 @@ def test_an_encoder_that_multiplies_text_or_has_very_many_steps_is_refused(
     parts: dict[str, Any],
 ) -> None:
     with pytest.raises(CorruptError, match="make a text more than 4,096 times as long"):
+        token_texts.check_file(file_of(**parts))
+
+
+def added(content: str, **fields: bool) -> dict[str, object]:
+    return {"id": 7, "content": content, **fields}
+
+
+@pytest.mark.parametrize(
+    ("parts", "settings"),
+    [
+        ({"added_tokens": [added(" " * 24, normalized=True)], "normalizer": {"type": "NFC"}}, {}),
+        ({"added_tokens": [added("a" * 1024, normalized=False)], "normalizer": NFKD}, {}),
+        ({"added_tokens": [added("<extra_id_99>")] * 200, "normalizer": NFKD}, {}),
+        ({}, {"chat_template": "a" * 10**6, "model_max_length": 10**6, "eos_token": None}),
+        ({}, {"extra_special_tokens": ["a" * 1024], "added_tokens_decoder": {"7": added("a")}}),
+    ],
+)
+def test_added_tokens_of_common_models_are_accepted(
+    parts: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    token_texts.check_file(file_of(**parts), [settings])
+
+
+LONG = "a" * 1025
+
+
+@pytest.mark.parametrize(
+    ("parts", "settings"),
+    [
+        ({"added_tokens": [added(LONG, normalized=False)]}, {}),
+        ({"added_tokens": [added("a" * 9, normalized=True)], **normalizers(NFKD, NFKD)}, {}),
+        ({"added_tokens": [added("a" * 9)], **normalizers(NFKD, NFKD)}, {}),
+        ({}, {"added_tokens_decoder": {"7": added(LONG)}}),
+        (normalizers(*[DOUBLE] * 8), {"added_tokens_decoder": {"7": added("a" * 9)}}),
+        ({}, {"eos_token": LONG}),
+        ({}, {"extra_special_tokens": {"image_token": LONG}}),
+        ({}, {"additional_special_tokens": ["a", [LONG]]}),
+    ],
+)
+def test_a_very_long_added_token_is_refused(
+    parts: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    with pytest.raises(CorruptError, match=r"an added token has .* after the normalizer"):
+        token_texts.check_file(file_of(**parts), [settings])
+
+
+def test_many_added_tokens_that_become_longer_are_refused() -> None:
+    parts = {"added_tokens": [added("ab")] * 100, **normalizers(NFKD, NFKD)}
+    token_texts.check_file(file_of(**parts))
+    parts["added_tokens"] = [added("ab")] * 200
+    with pytest.raises(CorruptError, match=r"may have 129,600 characters together after the norm"):
         token_texts.check_file(file_of(**parts))

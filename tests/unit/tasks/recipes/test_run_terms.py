@@ -56,3 +56,11 @@ def test_a_run_with_a_missing_or_damaged_record_has_no_terms(memory_store: Objec
         ConfigError, match=r"its run\.json cannot be read: .*put it back from a copy"
     ):
         run_terms(run)
+
+
+def test_more_policies_than_a_run_has_are_refused(memory_store: ObjectStore) -> None:
+    """`verify` lists two hundred missing objects of each: 4,000 policies took it 400 MB."""
+    policies = {f"p{number}": {"batch_size": 1} for number in range(101)}
+    run = create_run(memory_store, "r", {**GOOD, "policies": policies})
+    with pytest.raises(ConfigError, match="has 101 policies; a run has at most 100"):
+        run_terms(run)
