@@ -10,6 +10,7 @@ variants:
 """
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ from tasks.recipes import schema
 from tasks.recipes.run_config import RunConfig
 
 FAULTS_SHOWN = 3
+KEY_MAX = 200
+"""Characters of a dotted key: keys of a class's arguments may be long. MLflow takes 250."""
 
 
 def read_config(run: ObjectStore) -> RunConfig:
@@ -85,13 +88,16 @@ def config_of(config: Json, run: ObjectStore) -> RunConfig:
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings into dotted ones. Example: `{"a": {"b": 1}}` → `{"a.b": 1}`; lists
-    stay whole.
+    stay whole, and of a long key the end is a digest.
     """
     flat: dict[str, Any] = {}
     for key, item in value.items():
-        flat |= (
-            flatten(item, f"{prefix}{key}.")
-            if isinstance(item, Mapping) and item
-            else {f"{prefix}{key}": item}
-        )
+        name = _shortened(f"{prefix}{key}")
+        flat |= flatten(item, f"{name}.") if isinstance(item, Mapping) and item else {name: item}
     return flat
+
+
+def _shortened(key: str) -> str:
+    if len(key) <= KEY_MAX:
+        return key
+    return f"{key[:KEY_MAX]}-{hashlib.sha256(key.encode(errors='replace')).hexdigest()[:8]}"
