@@ -25,6 +25,8 @@ from tasks.recipes import schema
 from tasks.recipes.run_config import RunConfig
 
 FAULTS_SHOWN = 3
+KEY_READ_MAX = 1_000
+"""Characters of a key of the stored configuration: pydantic copies it for each fault below it."""
 KEY_MAX = 200
 """Characters of a dotted key: keys of a class's arguments may be long. MLflow takes 250."""
 
@@ -42,11 +44,29 @@ def migrated(config: Json) -> Json:
 
     Settings of variants that a section does not select are removed: they had no effect. Any other
     setting that this release does not have stays, and is refused when the configuration is read.
+
+    Raises CorruptError for a key of more than KEY_READ_MAX characters.
     """
+    _check_keys(config)
     config = copy.deepcopy(config)
     for setting in schema.foreign(config):
         setting.remove()
     return config
+
+
+def _check_keys(config: Json) -> None:
+    pending: list[Any] = [config]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            longest = max(map(len, part), default=0)
+            if longest > KEY_READ_MAX:
+                raise CorruptError(
+                    f"a key has {longest:,} characters; at most {KEY_READ_MAX:,} are read"
+                )
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part
 
 
 def filled(config: Json) -> Json:
@@ -76,6 +96,8 @@ def config_of(config: Json, run: ObjectStore) -> RunConfig:
             f"{'.'.join(schema.without_tags(each['loc'])) or 'config'}: {each['msg']}"
             for each in error.errors()
         ]
+    except CorruptError as error:
+        faults = [str(error)]
     if faults:
         more = f", and {len(faults) - FAULTS_SHOWN} more" if len(faults) > FAULTS_SHOWN else ""
         raise CorruptError(

@@ -165,3 +165,11 @@ def test_the_end_of_a_long_dotted_key_is_a_digest() -> None:
     keys = list(flatten(nested))
     assert (len(keys), len(set(keys))) == (3, 3)
     assert all(re.fullmatch("x{200}-[0-9a-f]{8}", key) for key in keys)
+
+
+def test_a_key_that_each_fault_below_it_would_copy_is_refused(memory_store: ObjectStore) -> None:
+    """With 50,000 unknown settings below a key of 450 kB the process ended for want of memory."""
+    policies = {"x" * 1_001: {str(number): 1 for number in range(9)}}
+    run = runs.create_run(memory_store, "r", {**stored(), "policies": policies})
+    with pytest.raises(CorruptError, match=r"runs/r/run.json does not fit .*: a key has 1,001 cha"):
+        read_config(run)
