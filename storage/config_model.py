@@ -4,6 +4,7 @@ The bounds are far beyond real use. They reject gross typing errors, and values 
 fill the memory or never end.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -109,9 +110,9 @@ def _check_temperature(value: float) -> float:
 
 
 def _check_distinct(gpus: tuple[int, ...]) -> tuple[int, ...]:
-    twice = sorted({gpu for gpu in gpus if gpus.count(gpu) > 1})
+    twice = [gpu for gpu, count in Counter(gpus).items() if count > 1]
     if twice:
-        raise ValueError(f"names GPU {twice[0]} twice; name each GPU once")
+        raise ValueError(f"names GPU {min(twice)} twice; name each GPU once")
     return gpus
 
 

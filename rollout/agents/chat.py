@@ -27,6 +27,10 @@ question and no model can contain it.
 """
 INLINE_CHARS_MAX: Final = 4_000
 """A longer text is tokenized in a thread, one at a time, so that the event loop is not blocked."""
+STOP_IDS_MAX: Final = 256
+"""End tokens that a model's files may name: each sampled token is compared with all of them. Common
+models name up to five.
+"""
 OPENINGS_MAX: Final = 1_024
 """First messages whose tokens are cached: all samples of a prompt begin alike."""
 
@@ -235,6 +239,11 @@ def _named_stop_ids(files: Mapping[str, bytes], tokenizer: Any) -> list[int]:
         if entry is not None
         for token in (entry if isinstance(entry, list) else [entry])
     ]
+    if len(tokens) > STOP_IDS_MAX:
+        raise ConfigError(
+            f"the base model's files name {len(tokens):,} end tokens; at most {STOP_IDS_MAX} are "
+            "allowed in eos_token_id"
+        )
     if wrong := [token for token in tokens if type(token) is not int]:
         raise ConfigError(
             f"the base model's files name the end token {str(wrong[0])[:80]!r}; eos_token_id is "

@@ -10,6 +10,8 @@ from pydantic import Field
 
 from storage.records.numbers import Count, UnixTime
 
+WINDOWS_MAX = 16
+"""Places of a run with a data window; a recipe has two. `verify` reads the rows of each."""
 Sha256: TypeAlias = Annotated[str, Field(pattern=r"\Asha256:[0-9a-f]{64}\z")]
 """`sha256:` and 64 hex digits; part of a key."""
 

@@ -5,7 +5,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field
 
 from storage import layout
 from storage.errors import (
@@ -24,7 +26,7 @@ from storage.records.control import Stop
 from storage.records.numbers import UnixTime
 from storage.records.types import Json
 from storage.records.weights import Origin
-from storage.records.windows import PromptWindow
+from storage.records.windows import WINDOWS_MAX, PromptWindow
 from storage.store.object_store import ObjectStore, read_twice
 
 STOP_BYTES_MAX = 1_000_000
@@ -52,7 +54,9 @@ class RunRecord:
     config: Json
     origins: Mapping[PartName, Origin] = field(default_factory=dict)
     """policy → the version of another run that is its version 0; without the other policies."""
-    windows: Mapping[str, PromptWindow] = field(default_factory=dict)
+    windows: Annotated[Mapping[str, PromptWindow], Field(max_length=WINDOWS_MAX)] = field(
+        default_factory=dict
+    )
     """Place in the recipe, `data.prompts` or `evaluation.prompts` → its frozen rows, for each place
     with a data window.
     """

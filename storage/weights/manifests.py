@@ -12,8 +12,9 @@ from storage import layout
 from storage.errors import CorruptError, NotFoundError
 from storage.formats import adapters
 from storage.formats.json_objects import unseal
-from storage.formats.safetensors import weights_digest
+from storage.formats.safetensors import num_bytes, weights_digest
 from storage.formats.tensor_set import Contents, check_files
+from storage.plain_names import quoted
 from storage.records.weights import HostTensor, Manifest, MergedDelta
 from storage.run import runs
 from storage.store.galloping_search import first_absent
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 2**30
 """Memory for publishing or reading a version, besides the versions themselves."""
+TENSOR_BYTES_MAX = 2**63
+"""Of one tensor, which may have 64 dimensions: a product of them may be too large for a float."""
 MERGED_SPAN = 8
 """Versions that a merged delta passes over, from one multiple of this number to the next."""
 RUNS_MAX = 8
@@ -66,6 +69,9 @@ def parse_manifest(body: bytes, policy: str, version: int) -> Manifest:
         raise CorruptError(f"{key} is the manifest of {manifest.policy} version {manifest.version}")
     if weights_digest(manifest.tensors) != manifest.digest:
         raise CorruptError(f"{key} lists tensors whose digests do not give its own digest")
+    for name, info in manifest.tensors.items():
+        if num_bytes(info) > TENSOR_BYTES_MAX:
+            raise CorruptError(f"{key} lists the tensor {quoted(name)} with more than 2^63 bytes")
     _check_bases(manifest, key)
     _check_origin(manifest, key)
     if manifest.adapter and (reason := adapters.fault(manifest.adapter, manifest.tensors)):

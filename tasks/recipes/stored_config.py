@@ -10,6 +10,7 @@ variants:
 """
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,10 @@ from tasks.recipes import schema
 from tasks.recipes.run_config import RunConfig
 
 FAULTS_SHOWN = 3
+KEY_READ_MAX = 1_000
+"""Characters of a key of the stored configuration: pydantic copies it for each fault below it."""
+KEY_MAX = 200
+"""Characters of a dotted key: keys of a class's arguments may be long. MLflow takes 250."""
 
 
 def read_config(run: ObjectStore) -> RunConfig:
@@ -39,11 +44,29 @@ def migrated(config: Json) -> Json:
 
     Settings of variants that a section does not select are removed: they had no effect. Any other
     setting that this release does not have stays, and is refused when the configuration is read.
+
+    Raises CorruptError for a key of more than KEY_READ_MAX characters.
     """
+    _check_keys(config)
     config = copy.deepcopy(config)
     for setting in schema.foreign(config):
         setting.remove()
     return config
+
+
+def _check_keys(config: Json) -> None:
+    pending: list[Any] = [config]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            longest = max(map(len, part), default=0)
+            if longest > KEY_READ_MAX:
+                raise CorruptError(
+                    f"a key has {longest:,} characters; at most {KEY_READ_MAX:,} are read"
+                )
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part
 
 
 def filled(config: Json) -> Json:
@@ -73,6 +96,8 @@ def config_of(config: Json, run: ObjectStore) -> RunConfig:
             f"{'.'.join(schema.without_tags(each['loc'])) or 'config'}: {each['msg']}"
             for each in error.errors()
         ]
+    except CorruptError as error:
+        faults = [str(error)]
     if faults:
         more = f", and {len(faults) - FAULTS_SHOWN} more" if len(faults) > FAULTS_SHOWN else ""
         raise CorruptError(
@@ -85,13 +110,16 @@ def config_of(config: Json, run: ObjectStore) -> RunConfig:
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested settings into dotted ones. Example: `{"a": {"b": 1}}` → `{"a.b": 1}`; lists
-    stay whole.
+    stay whole, and of a long key the end is a digest.
     """
     flat: dict[str, Any] = {}
     for key, item in value.items():
-        flat |= (
-            flatten(item, f"{prefix}{key}.")
-            if isinstance(item, Mapping) and item
-            else {f"{prefix}{key}": item}
-        )
+        name = _shortened(f"{prefix}{key}")
+        flat |= flatten(item, f"{name}.") if isinstance(item, Mapping) and item else {name: item}
     return flat
+
+
+def _shortened(key: str) -> str:
+    if len(key) <= KEY_MAX:
+        return key
+    return f"{key[:KEY_MAX]}-{hashlib.sha256(key.encode(errors='replace')).hexdigest()[:8]}"

@@ -8,6 +8,7 @@ MLflow is imported when a `Board` is opened (2 s), never with this module. `mlfl
 what is logged, and when.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from storage.store.addresses import without_credentials
 from tasks.tracking import mlflow_traces
 from tasks.tracking.episode_traces import EpisodeTrace
 
+log = logging.getLogger(__name__)
+
 REQUEST_TIMEOUT_S = 5
 PATIENT_TIMEOUT_S = 60
 """For the end of a run, which no later sync repeats: a server on a loaded machine is slow."""
@@ -29,6 +32,10 @@ REQUEST_TRIES_MAX = 1
 """MLflow's client does not repeat requests: the next sync does, without delaying the run."""
 METRICS_PER_CALL_MAX = 1000
 PARAMS_PER_CALL_MAX = 100
+PARAMS_MAX = 2000
+"""Parameters of one MLflow run, which reads all that are stored for each request. A recipe has some
+hundred, a run.json of a megabyte may have a hundred thousand.
+"""
 PARAM_CHARACTERS_MAX = 6000
 RUN_TAG, POLICY_TAG, VERSION_TAG = "astraflow.run_id", "astraflow.policy", "astraflow.version"
 DIGEST_TAG, STORE_TAG = "astraflow.weights_digest", "astraflow.store"
@@ -148,11 +155,15 @@ class Board:
             return value
 
     def log_params(self, who: str, params: Mapping[str, Any]) -> None:
+        """Log the first PARAMS_MAX parameters."""
         from mlflow.entities import Param
 
+        if len(params) > PARAMS_MAX:
+            log.warning("MLflow gets the first %d of %d settings", PARAMS_MAX, len(params))
         with translated():
             values = [
-                Param(key, str(value)[:PARAM_CHARACTERS_MAX]) for key, value in params.items()
+                Param(key, str(value)[:PARAM_CHARACTERS_MAX])
+                for key, value in islice(params.items(), PARAMS_MAX)
             ]
             for chunk in _chunks(values, PARAMS_PER_CALL_MAX):
                 self._client.log_batch(self._ids[who], params=chunk)

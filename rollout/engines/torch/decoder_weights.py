@@ -69,6 +69,11 @@ def fuse(
     Raises:
         ConfigError: a tensor is missing, unknown to the model, or of another shape or dtype.
     """
+    if architecture.layers > len(tensors):  # a config.json may have as many as a vocabulary
+        raise ConfigError(
+            f"the model's config.json requires {architecture.layers:,} layers; the weights have "
+            f"{len(tensors):,} tensors; are they of this model?"
+        )
     shapes = parameter_shapes(architecture)
     ignored = {"lm_head.weight"} if architecture.tied else set()
     _refuse_names("requires", "lack", shapes.keys() - tensors.keys())

@@ -246,6 +246,12 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
         run.put(manifest_key, resealed(whole, shape_of(shape)))
         yield f"a manifest with a shape of {name}", partial(manifests.read_manifest, run, "p", 1)
 
+    def huge(manifest: Manifest) -> Manifest:
+        return replace(manifest, tensors={"w": replace(manifest.tensors["w"], shape=(2**40,) * 60)})
+
+    run, _ = second(huge)
+    yield "a manifest with a tensor of 2^2400 bytes", partial(manifests.read_manifest, run, "p", 1)
+
 
 def safetensors_that_claim() -> Iterator[tuple[str, Read]]:
     def entry(shape: str = "[1]", offsets: str = "[0,1]", dtype: str = "U8") -> str:

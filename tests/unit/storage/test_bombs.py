@@ -48,6 +48,7 @@ TOLD = {
     "a manifest with a shape of a boolean": "tensors.w.shape.0: Input should be a valid integer",
     "a manifest with a shape of a negative size": "tensors.w.shape.0: Input should be greater than or equal to 0",
     "a manifest with a shape of four thousand digits": "00000001/manifest.json has an integer of 13285 bits",
+    "a manifest with a tensor of 2^2400 bytes": "lists the tensor 'w' with more than 2.63 bytes",
     "65 dimensions": r"the tensor x \(U8 \[1, 1, .*\) does not fit the bytes 0..1 of 1",
     "a hundred thousand dimensions": r"the tensor x \(U8 \[4611686018427387904, .*…\) does not fit the bytes 0..1 of 1",
     "a size of 2^70": "a safetensors header is not JSON as it should be: a number has 22 digits",

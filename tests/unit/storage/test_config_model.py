@@ -249,3 +249,21 @@ def test_the_error_of_an_optional_limit_shows_how_to_disable_it(
     with pytest.raises(ConfigError) as caught:
         load(RECIPE, {key: value})
     assert str(caught.value) == f"--set {key}: {words}"
+
+
+def test_gpus_that_a_section_names_often_are_compared_in_proportion_to_their_number() -> None:
+    """A run.json of a megabyte may name half a million, which took a command minutes."""
+    num_compared = 0
+
+    class Gpu(int):
+        __hash__ = int.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal num_compared
+            num_compared += 1
+            return int(self) == other
+
+    gpus = tuple(Gpu(number % 500) for number in range(1000))
+    with pytest.raises(ValueError, match="names GPU 0 twice; name each GPU once"):
+        config_model._check_distinct(gpus)
+    assert num_compared < 3 * len(gpus)

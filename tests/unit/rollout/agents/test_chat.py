@@ -281,6 +281,11 @@ def test_a_vocabulary_outside_the_model_is_not_read(tmp_path: Path) -> None:
             "name the end token '</s>'; eos_token_id is one whole",
         ),
         ("generation_config.json", b'{"eos_token_id": {"a": 1}}', "name the end token"),
+        (
+            "generation_config.json",
+            json.dumps({"eos_token_id": [1] * 257}).encode(),
+            r"name 25\d end tokens; at most 256 are allowed",
+        ),
     ],
 )
 def test_unusable_chat_files_give_an_error_of_one_sentence(

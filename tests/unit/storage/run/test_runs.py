@@ -8,8 +8,10 @@ from storage import layout
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import seal
 from storage.records.control import Stop
+from storage.records.rollouts import Prompt
 from storage.records.types import Json
 from storage.records.weights import Origin
+from storage.records.windows import WINDOWS_MAX
 from storage.run import runs
 from storage.run.runs import (
     check_restart,
@@ -24,6 +26,7 @@ from storage.run.runs import (
     sibling,
 )
 from storage.store.object_store import ObjectStore
+from tests.support.runs.frozen_windows import frozen_window
 from tests.support.stores.resealed import resealed
 
 CONFIG = {"seed": 0, "data": {"max_staleness": 8, "betas": [0.9, 0.999]}}
@@ -135,6 +138,19 @@ def test_runs_are_listed_oldest_first(memory_store: ObjectStore) -> None:
         create_run(memory_store, run_id, CONFIG)
     memory_store.put("runs/no-run/loose", b"x")
     assert read_all(memory_store).ids == ("zebra", "ant", "bee")
+
+
+def test_more_data_windows_than_a_recipe_has_places_are_corrupt(
+    memory_store: ObjectStore,
+) -> None:
+    """`verify` reads the rows of each: thousands that named one object took it minutes."""
+    window = frozen_window(memory_store, "r", [Prompt("p", {"question": "?"})])
+    windows = {f"place {number}": window for number in range(WINDOWS_MAX)}
+    run = create_run(memory_store, "r", {}, windows=windows)
+    assert read_run(run).windows == windows
+    run = create_run(memory_store, "s", {}, windows={**windows, "one more": window})
+    with pytest.raises(CorruptError, match="windows: Dictionary should have at most 16 items"):
+        read_run(run)
 
 
 def test_an_existing_stop_stays(memory_store: ObjectStore) -> None:

@@ -295,12 +295,19 @@ def test_single_deltas_that_exceed_the_memory_limit_together_are_not_merged(
 
 
 @pytest.mark.usefixtures("pays")
-@pytest.mark.parametrize("claim", ["thirty names of one change", "a tensor of 2^40 elements"])
+@pytest.mark.parametrize(
+    "claim",
+    ["thirty names of one change", "a tensor of 2^40 elements", "of 2^10 bytes for each byte"],
+)
 def test_a_merge_that_would_multiply_what_is_stored_is_not_begun(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, claim: str
 ) -> None:
-    manifest = publish(memory_store, models(9))[8].manifest
+    loaded = publish(memory_store, models(9))
+    manifest = loaded[8].manifest
     infos = dict(manifest.tensors)
+    single = sum(
+        delta.num_bytes for item in loaded[1:] for delta in update_path.path_deltas(item.manifest)
+    )
     if claim.startswith("thirty"):
         names = [f"large{number}" for number in range(30)]
         file = manifest.files[0].name
@@ -313,7 +320,8 @@ def test_a_merge_that_would_multiply_what_is_stored_is_not_begun(
         info = FileInfo(file, len(body), file_digest(body))
         manifest = replace(manifest, files=(info, *manifest.files[1:]))
     else:
-        infos["large"] = replace(infos["large"], shape=(2**40,))
+        num_elements = 2**40 if "2^40" in claim else 2**10 * single // 2
+        infos["large"] = replace(infos["large"], shape=(num_elements,))
     manifest = replace(manifest, tensors=infos, digest=weights_digest(infos))
     memory_store.put(layout.manifest(layout.weights("solver", 8)), seal(manifest))
 

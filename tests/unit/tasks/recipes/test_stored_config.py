@@ -3,6 +3,7 @@ bytes; it was made from the `recipe.yaml` beside it.
 """
 
 import json
+import re
 
 import pytest
 
@@ -13,7 +14,7 @@ from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.base_models.config import CustomModel
 from tasks.recipes.loader import load
-from tasks.recipes.stored_config import comparable, filled, migrated, read_config
+from tasks.recipes.stored_config import comparable, filled, flatten, migrated, read_config
 from tests.support.checkout import ROOT
 from trainer.losses import CustomLoss, M2po, PpoClip
 
@@ -155,3 +156,20 @@ def test_a_stored_configuration_with_import_paths_is_read_without_importing(
     assert [each.name for each in (*read.data.curate, *read.data.filter, *read.data.sample)] == [
         path
     ] * 3
+
+
+def test_the_end_of_a_long_dotted_key_is_a_digest() -> None:
+    """A key of megabytes would be copied for each of the thousands of settings below it."""
+    assert list(flatten({"a" * 100: {"b" * 99: 1}})) == [f"{'a' * 100}.{'b' * 99}"]
+    nested: Json = {"x" * 1_000_000: {"a": {"b": 1, "c": 2}, "b": 1}}
+    keys = list(flatten(nested))
+    assert (len(keys), len(set(keys))) == (3, 3)
+    assert all(re.fullmatch("x{200}-[0-9a-f]{8}", key) for key in keys)
+
+
+def test_a_key_that_each_fault_below_it_would_copy_is_refused(memory_store: ObjectStore) -> None:
+    """With 50,000 unknown settings below a key of 450 kB the process ended for want of memory."""
+    policies = {"x" * 1_001: {str(number): 1 for number in range(9)}}
+    run = runs.create_run(memory_store, "r", {**stored(), "policies": policies})
+    with pytest.raises(CorruptError, match=r"runs/r/run.json does not fit .*: a key has 1,001 cha"):
+        read_config(run)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rollout.engines.torch import decoder_weights
 from rollout.engines.torch.architecture import read_architecture
 from rollout.engines.torch.decoder import Decoder
 from rollout.engines.torch.decoder_weights import fuse
@@ -150,6 +151,21 @@ def test_a_wrong_value_of_a_config_is_named(change: Json, words: str) -> None:
     with pytest.raises(ConfigError, match=r"the model's config\.json cannot be read: ") as refused:
         read_architecture({"model_type": "qwen3", "head_dim": 16, **SIZES, **change})
     assert re.search(words, str(refused.value))
+
+
+def test_more_layers_than_tensors_are_refused_before_their_names_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The names of 150,000 layers, as many as a vocabulary has tokens, take 370 MB."""
+
+    def names(*_: object) -> None:
+        raise AssertionError("the names of all layers are made")
+
+    monkeypatch.setattr(decoder_weights, "parameter_shapes", names)
+    tensors = host_tensors(random_model(QWEN3))
+    config = {**QWEN3, "num_hidden_layers": len(tensors) + 1, "layer_types": None}
+    with pytest.raises(ConfigError, match=rf"requires {len(tensors) + 1} layers; the weights have"):
+        fuse(read_architecture(config), tensors, CPU, torch.float32)
 
 
 def test_weights_that_do_not_fit_the_model_are_refused_by_name() -> None:
