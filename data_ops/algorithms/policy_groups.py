@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ FAILED_EPISODE = "failed_episode"
 NOT_FINITE = "not_finite"
 UNTRAINABLE = "untrainable"
 OUTSIDE_VOCABULARY = "outside_vocabulary"
+TOO_LONG = "too_long"
 LOGPROB_MAX = 0.01
 """Rounding may make a log-probability a little larger than 0."""
 LOGPROB_MIN = -40.0
@@ -30,6 +32,16 @@ LOGPROB_MIN = -40.0
 together. A ratio of more than e^40 may overflow the norm of the gradient in float32, and a trainer
 then skips the whole optimizer step.
 """
+
+
+class ModelLimits(NamedTuple):
+    """What limits the sequences that a policy's model can be trained on; None: unknown."""
+
+    vocab_size: int | None = None
+    positions: int | None = None
+    """Tokens of the longest context: a trainer's memory and time grow with those of a sequence, of
+    which a small shard may have millions.
+    """
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,8 +56,8 @@ class PolicyGroup:
     """In the order of their keys; advantages are still 0."""
     refused: tuple[LedgerEntry, ...]
     """Sequences that cannot be trained on, each with its reason: of failed episodes, with a reward
-    or log-probability that is not finite, untrainable otherwise, or with a token outside the
-    policy's vocabulary.
+    or log-probability that is not finite, untrainable otherwise, or with a token or a length
+    outside the policy's limits.
     """
     num_failed: int
     """Episodes of the prompt that failed."""
@@ -62,12 +74,12 @@ class PolicyGroup:
 
 
 def route(
-    shard: Shard, policies: Many[str], vocab_sizes: Mapping[str, int | None]
+    shard: Shard, policies: Many[str], limits: Mapping[str, ModelLimits]
 ) -> dict[str, tuple[PolicyGroup, ...]]:
     """Return each policy's groups of the shard, in the shard's order.
 
-    A group in which the policy owns no token is left out. Tokens are compared with the policy's
-    vocabulary where `vocab_sizes` has its size.
+    A group in which the policy owns no token is left out. Sequences are compared with the policy's
+    `limits`.
     """
     region = shard.region if layout.NAME.fullmatch(shard.region) else ""
     return {
@@ -76,7 +88,7 @@ def route(
             for index, group in enumerate(shard.groups)
             if (
                 routed := route_group(
-                    shard.order, index, group, policy, vocab_sizes.get(policy), region
+                    shard.order, index, group, policy, limits.get(policy, ModelLimits()), region
                 )
             )
             is not None
@@ -90,7 +102,7 @@ def route_group(
     index: int,
     group: Group,
     policy: str,
-    vocab_size: int | None,
+    limits: ModelLimits,
     region: str = "",
 ) -> PolicyGroup | None:
     """Return the sequences of one group in which `policy` owns a token; None for none."""
@@ -102,7 +114,7 @@ def route_group(
             if not owned.any():
                 continue
             key = SequenceKey(order, index, number, place)
-            reason = _refusal(episode, sequence, owned, vocab_size)
+            reason = _refusal(episode, sequence, owned, limits)
             if reason:
                 refused.append(LedgerEntry(key, "filtered", reason))
             else:
@@ -151,7 +163,7 @@ def mask_to(
 
 
 def _refusal(
-    episode: Episode, sequence: Sequence, owned: NDArray[np.bool_], vocab_size: int | None
+    episode: Episode, sequence: Sequence, owned: NDArray[np.bool_], limits: ModelLimits
 ) -> str:
     """Return why the policy that owns the tokens `owned` [L] cannot train on the sequence; empty
     when it can.
@@ -162,8 +174,10 @@ def _refusal(
     logprobs = sequence.logprobs[mask]
     if not math.isfinite(sequence.reward) or not np.isfinite(logprobs).all():
         return NOT_FINITE
-    if vocab_size is not None and sequence.tokens.max() >= vocab_size:
+    if limits.vocab_size is not None and sequence.tokens.max() >= limits.vocab_size:
         return OUTSIDE_VOCABULARY
+    if limits.positions is not None and len(sequence.tokens) > limits.positions:
+        return TOO_LONG
     is_greedy = logprobs.size and not sequence.temperature
     is_impossible = ((logprobs < LOGPROB_MIN) | (logprobs > LOGPROB_MAX)).any()
     return UNTRAINABLE if is_greedy or mask[0] or is_impossible else ""

@@ -13,6 +13,7 @@ from dataclasses import replace
 from textwrap import shorten
 
 from data_ops.algorithms import samplers
+from data_ops.algorithms.policy_groups import ModelLimits
 from data_ops.algorithms.protocols import Sample
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.admission import Lag, Need, Yield
@@ -82,13 +83,13 @@ class BatchAssembly:
         seed: int,
         read_shard: ReadShard,
         *,
-        vocab_size: int | None,
+        limits: ModelLimits,
         write_batch: WriteBatch = batches.create,
         clock: Callable[[], float] = time.time,
         span: Span = no_span,
     ) -> None:
         """Restore the state after the policy's newest batch; `read_shard` gives the shards of the
-        rows that wait after it. `vocab_size` is the policy's; None when it is unknown.
+        rows that wait after it. `limits` are those of the policy.
 
         Raises CorruptError naming the batch when that is lost or cannot be read.
         """
@@ -124,7 +125,7 @@ class BatchAssembly:
             if shard is None:
                 return {}
             self._finished_s[order] = shard.finished_s
-            return all_rows(shard, policy, config, vocab_size)
+            return all_rows(shard, policy, config, limits)
 
         self.ledger = Ledger.restore(policy, data.batch_size, config.max_staleness, newest, rows_of)
 

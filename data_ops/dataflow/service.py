@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from data_ops.algorithms import curators
+from data_ops.algorithms.policy_groups import ModelLimits
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.admission import orders_to_admit
 from data_ops.dataflow.batch_assembly import (
@@ -25,9 +26,9 @@ from data_ops.dataflow.batch_assembly import (
     no_span,
     stall_reason,
 )
+from data_ops.dataflow.model_limits import RunLimits
 from data_ops.dataflow.order_writer import OrderWriter
 from data_ops.dataflow.shard_ingest import IngestedShard, ingest_shard
-from data_ops.dataflow.vocabulary import VocabSizes
 from data_ops.prompts.frozen import stream_of
 from storage import layout
 from storage.coordination.lifetime import Lifetime, SameFailure, backoff_s
@@ -72,7 +73,7 @@ class Dataflow:
         """
         self._run, self._config, self._policies, self._seed = run, config, policies, seed
         self._ingest = ingest or self._ingest_here
-        self._vocab_sizes = VocabSizes(run, list(policies))
+        self._limits = RunLimits(run, list(policies))
         self._write_batch, self._clock, self._span = write_batch, clock, span
         self._stream = stream_of(run, "data.prompts", config.prompts)
         self.restore()
@@ -141,7 +142,7 @@ class Dataflow:
                 seed,
                 config.start.model_dump(mode="json"),
             )
-            vocab_sizes = self._vocab_sizes.read()
+            limits = self._limits.read()
             assemblies = [
                 BatchAssembly(
                     run,
@@ -150,7 +151,7 @@ class Dataflow:
                     config,
                     seed,
                     read_shard,
-                    vocab_size=vocab_sizes.get(policy),
+                    limits=limits.get(policy, ModelLimits()),
                     write_batch=self._write_batch,
                     clock=self._clock,
                     span=self._span,
@@ -220,10 +221,9 @@ class Dataflow:
         return True
 
     def _ingest_here(self, numbers: Sequence[int]) -> list[IngestedShard]:
-        policies, vocab_sizes = list(self._policies), self._vocab_sizes.read()
+        policies, limits = list(self._policies), self._limits.read()
         return [
-            ingest_shard(self._run, number, self._config, policies, vocab_sizes)
-            for number in numbers
+            ingest_shard(self._run, number, self._config, policies, limits) for number in numbers
         ]
 
     def _probe_shards(self) -> list[int]:

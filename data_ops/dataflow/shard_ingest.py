@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from data_ops.algorithms import filters
 from data_ops.algorithms.advantages import AdvantageConfig, group_advantages
-from data_ops.algorithms.policy_groups import PolicyGroup, route
+from data_ops.algorithms.policy_groups import ModelLimits, PolicyGroup, route
 from data_ops.algorithms.protocols import Filter
 from data_ops.config import DataConfig
 from storage.errors import CorruptError
@@ -97,10 +97,9 @@ def ingest_shard(
     order: int,
     config: DataConfig,
     policies: Sequence[str],
-    vocab_sizes: Mapping[str, int | None],
+    limits: Mapping[str, ModelLimits],
 ) -> IngestedShard:
-    """Ingest the shard of `order` for `policies`, each with the vocabulary size that `vocab_sizes`
-    has for it.
+    """Ingest the shard of `order` for `policies`, each with the limits of its model.
 
     A shard that cannot be read is a result, too. Raises TransientError or NotFoundError of the
     store.
@@ -110,7 +109,7 @@ def ingest_shard(
     except CorruptError as error:
         return IngestedShard(order=order, problem=str(error))
     chain = filters(config.filter)
-    routed = route(shard, policies, vocab_sizes)
+    routed = route(shard, policies, limits)
     return IngestedShard.of(
         shard, {policy: ingest_groups(routed[policy], config, chain) for policy in policies}
     )
@@ -163,16 +162,16 @@ def with_advantages(group: PolicyGroup, config: AdvantageConfig) -> list[BatchRo
 
 
 def all_rows(
-    shard: Shard, policy: str, config: DataConfig, vocab_size: int | None
+    shard: Shard, policy: str, config: DataConfig, limits: ModelLimits
 ) -> dict[SequenceKey, BatchRow]:
     """Return every row of one policy in the shard, before the filters.
 
-    A restart selects the waiting rows from them. `vocab_size` must be that of the ingestion: a row
-    outside the vocabulary has no part in its group's mean and deviation.
+    A restart selects the waiting rows from them. `limits` must be those of the ingestion: a row
+    outside of them has no part in its group's mean and deviation.
     """
     return {
         row.key: row
-        for group in route(shard, [policy], {policy: vocab_size})[policy]
+        for group in route(shard, [policy], {policy: limits})[policy]
         for row in with_advantages(group, config.advantage)
     }
 

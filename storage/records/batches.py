@@ -65,8 +65,8 @@ class LedgerEntry(NamedTuple):
     fate: Fate
     reason: str
     """Never empty. Of `filtered`: the name of the filter, or of the dataflow's checks
-    `failed_episode`, `not_finite`, `outside_vocabulary`, `untrainable`, `partial_group`,
-    `no_trained_token`, `unreadable_shard`. Of `expired`: `max_staleness`.
+    `failed_episode`, `not_finite`, `outside_vocabulary`, `too_long`, `untrainable`,
+    `partial_group`, `no_trained_token`, `unreadable_shard`. Of `expired`: `max_staleness`.
     """
 
 

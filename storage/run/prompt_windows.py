@@ -25,10 +25,10 @@ SCHEMA = arrow_files.schema_of({"id": arrow_files.DICTIONARY, "fields": arrow_fi
 """The fields of a prompt are a JSON object."""
 TEXT_BYTES_MAX = 2**30
 """Of the ids and fields of all rows: they are in memory at once, several times."""
-VALUES_MIN, VALUES_PER_ROW, VALUES_PER_BYTE = 2**24, 64, 4
-"""JSON values of all rows together: so many in any case, so many for each row, or so many for each
-byte of the object, whichever is most. An evaluation has all of them in memory at once, 64 bytes or
-more each; rows may share a text of megabytes, which the object has once.
+VALUES_MIN, VALUES_PER_BYTE = 2**22, 16
+"""JSON values of all rows together: so many in any case, and so many for each byte of the object.
+An evaluation has all of them in memory at once, 64 to 184 bytes each; rows may share a text, which
+the object has once. Rows with ids of their own have some ten bytes each, if nothing else.
 """
 
 
@@ -125,7 +125,7 @@ def _decoded(run: ObjectStore, key: str, window: PromptWindow) -> FrozenPrompts:
 
 
 def _check_num_values(fields: Sequence[str], body: bytes) -> None:
-    values_max = max(VALUES_MIN, VALUES_PER_ROW * len(fields), VALUES_PER_BYTE * len(body))
+    values_max = max(VALUES_MIN, VALUES_PER_BYTE * len(body))
     num_rows = Counter(fields)
     for enough in (values_max, 0):  # an upper bound suffices mostly; the exact number takes longer
         found = sum(n * num_values(text.encode(), enough) for text, n in num_rows.items())

@@ -30,8 +30,8 @@ from prefect.task_runners import TaskRunner
 
 from data_ops.config import DataConfig
 from data_ops.dataflow.ingest_transfer import IngestedShards
+from data_ops.dataflow.model_limits import RunLimits
 from data_ops.dataflow.shard_ingest import IngestedShard, ingest_shard
-from data_ops.dataflow.vocabulary import VocabSizes
 from storage.machine.cpus import num_cpus
 from storage.records.batches import Batch
 from storage.run import batches, runs
@@ -57,7 +57,7 @@ class _OpenRun:
     run: ObjectStore
     config: DataConfig
     policies: tuple[str, ...]
-    vocab_sizes: VocabSizes
+    limits: RunLimits
 
 
 def ingest_orders(store: str, run_id: str, orders: list[int]) -> IngestedShards:
@@ -69,7 +69,7 @@ def ingest_orders(store: str, run_id: str, orders: list[int]) -> IngestedShards:
     start_s = time.perf_counter()
     opened = _open_run(store, run_id)
     ingested = [
-        ingest_shard(opened.run, order, opened.config, opened.policies, opened.vocab_sizes.read())
+        ingest_shard(opened.run, order, opened.config, opened.policies, opened.limits.read())
         for order in orders
     ]
     return IngestedShards(ingested, time.perf_counter() - start_s)
@@ -153,4 +153,4 @@ def _open_run(store: str, run_id: str) -> _OpenRun:
     run = runs.open_run(open_store(store), run_id)
     config = read_config(run)
     policies = tuple(config.policies)
-    return _OpenRun(run, config.data, policies, VocabSizes(run, policies))
+    return _OpenRun(run, config.data, policies, RunLimits(run, policies))

@@ -34,7 +34,7 @@ WINDOW_BYTES = window.DataWindow.model_fields["bytes_max"].default
         f"{window.FILES_MAX:,} files, `bytes_max` ({WINDOW_BYTES / 2**30:g} GiB) for all of them, "
         f"{source_files.LISTED_MAX:,} objects that one pattern looks at on S3, "
         f"{prompt_windows.ROWS_MAX:,} rows, {prompt_windows.TEXT_BYTES_MAX / 2**30:g} GiB of "
-        "their text and 2²⁴ or more of their JSON values; "
+        "their text and 2²² or more of their JSON values; "
         f"{path.FETCHED_BYTES_MAX / 2**30:g} GiB for one file of `path`",
         f"a log-probability that cannot be sampled (above {policy_groups.LOGPROB_MAX:g}, below "
         f"−{-policy_groups.LOGPROB_MIN:g})",

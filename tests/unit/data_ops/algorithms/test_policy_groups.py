@@ -4,9 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_ops.algorithms.policy_groups import route
+from data_ops.algorithms.policy_groups import ModelLimits, route
 from storage.records.batches import SequenceKey
 from storage.records.rollouts import NOT_SAMPLED, Sequence
+from storage.run import shards
 from tests.support.runs.builders import episode, group, sequence, shard
 
 BOTH = ("solver", "verifier")
@@ -152,13 +153,25 @@ def test_a_token_outside_the_vocabulary_of_a_policy_is_refused_for_this_policy_o
     both = sequence((11, 12), (40, 41, 2))
     owners = np.array([-1, -1, 0, 0, 1], dtype=np.int8)
     played = shard(group(episode(replace(both, owners=owners))))
-    routed = route(played, ["solver", "verifier"], {"solver": 41, "verifier": 42})
+    routed = route(
+        played, ["solver", "verifier"], {"solver": ModelLimits(41), "verifier": ModelLimits(42)}
+    )
     ((solver,), (verifier,)) = routed["solver"], routed["verifier"]
     assert [tuple(entry) for entry in solver.refused] == [
         ((0, 0, 0, 0), "filtered", "outside_vocabulary")
     ]
     assert [row.key for row in verifier.rows] == [(0, 0, 0, 0)]
     assert verifier.refused == ()
+
+
+def test_a_sequence_that_is_longer_than_the_contexts_of_a_model_is_refused() -> None:
+    """A shard of a few kB may have one of a million tokens, which ends the trainer."""
+    short, long = sequence((11, 12), (40, 2)), sequence((11, 12), (40,) * 500_000)
+    played = shard(group(episode(short), episode(long)))
+    assert len(shards.encode(played)) < 100_000
+    (routed,) = route(played, ["solver"], {"solver": ModelLimits(positions=4)})["solver"]
+    assert [row.key for row in routed.rows] == [(0, 0, 0, 0)]
+    assert [tuple(entry) for entry in routed.refused] == [((0, 0, 1, 0), "filtered", "too_long")]
 
 
 @pytest.mark.parametrize(("region", "stored"), [("us-east", "us-east"), ("", ""), ("a/b", "")])

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data_ops.algorithms.policy_groups import ModelLimits
 from data_ops.algorithms.samplers import Draft
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow import batch_assembly as assembly_module
@@ -59,7 +60,7 @@ def assembly_of(
         settings,
         0,
         lambda order: None,
-        vocab_size=None,
+        limits=ModelLimits(),
         clock=lambda: 100.0,
     )
 
@@ -260,7 +261,7 @@ def test_time_of_the_store_and_of_the_algorithms_is_measured_separately(
         settings,
         0,
         lambda order: None,
-        vocab_size=None,
+        limits=ModelLimits(),
         span=span,
     )
     publisher.publish(memory_store, POLICY, 0, tensors(0))

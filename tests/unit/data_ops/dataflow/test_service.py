@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_ops.algorithms.policy_groups import ModelLimits
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow import ledger as ledger_module
 from data_ops.dataflow import service as service_module
@@ -540,7 +541,7 @@ def test_the_demand_of_a_policy_includes_the_lag_of_its_oldest_tokens(
         config,
         0,
         lambda order: None,
-        vocab_size=None,
+        limits=ModelLimits(),
     )
     assembly.version = 5
     for order in range(2):
@@ -804,7 +805,7 @@ def _assembly(store: ObjectStore, policy: str = "solver") -> BatchAssembly:
         config,
         0,
         lambda order: None,
-        vocab_size=None,
+        limits=ModelLimits(),
     )
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from data_ops.algorithms.advantages import AdvantageConfig
+from data_ops.algorithms.policy_groups import ModelLimits
 from data_ops.config import DataConfig
 from data_ops.dataflow.shard_ingest import IngestedGroups, all_rows, ingest_shard
 from storage import layout
@@ -47,7 +48,7 @@ def test_advantages_are_those_of_the_recipe_also_after_a_restart(run: ObjectStor
     changes = {"advantage": AdvantageConfig(divide_by_std=False)}
     rows = ingest(run, shard(), **changes).rows
     loaded = all_rows(
-        shards.read(run, 0), "solver", CONFIG.model_copy(update=changes), vocab_size=None
+        shards.read(run, 0), "solver", CONFIG.model_copy(update=changes), limits=ModelLimits()
     )
     for found in (rows, tuple(loaded.values())):
         assert [row.advantages[-1] for row in found] == [0.5, -0.5]
@@ -109,7 +110,7 @@ def test_each_sequence_of_a_policy_has_exactly_one_fate(run: ObjectStore) -> Non
 def test_a_restart_gives_the_same_rows_bit_for_bit(run: ObjectStore) -> None:
     answer = shard(group(), group(episode(), episode()))
     kept = ingest(run, answer).rows
-    loaded = all_rows(shards.read(run, 0), "solver", CONFIG, None)
+    loaded = all_rows(shards.read(run, 0), "solver", CONFIG, ModelLimits())
     assert len(loaded) == 4
     for row in kept:
         assert loaded[row.key].advantages.tobytes() == row.advantages.tobytes()

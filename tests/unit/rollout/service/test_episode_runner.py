@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_ops.algorithms.policy_groups import route_group
+from data_ops.algorithms.policy_groups import ModelLimits, route_group
 from rollout.agents.chat import user
 from rollout.agents.episode_time import stopped_time
 from rollout.agents.failures import (
@@ -113,7 +113,7 @@ async def test_an_answer_without_a_verdict_is_a_failed_episode_not_a_wrong_answe
     assert [episode.error for episode in group.episodes] == [
         "JudgeTimeoutError: no verdict within 5 s of CPU time"
     ] * 2
-    routed = route_group(0, 0, group, "solver", None)
+    routed = route_group(0, 0, group, "solver", ModelLimits())
     assert routed is None  # no value of it is part of a baseline or a batch
 
 

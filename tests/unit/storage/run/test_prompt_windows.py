@@ -1,4 +1,5 @@
 import hashlib
+import random
 from dataclasses import replace
 
 import pyarrow as pa
@@ -140,6 +141,27 @@ def test_rows_that_share_a_long_text_are_refused_before_they_are_parsed(
         prompt_windows.read(memory_store, found)
 
 
+@pytest.mark.parametrize(("num_rows", "depth"), [(2**14, 1000), (2**18, 62)])
+def test_rows_that_share_a_text_of_many_objects_are_refused(
+    memory_store: ObjectStore, num_rows: int, depth: int
+) -> None:
+    """Each of their sixteen million values is a dictionary of 184 bytes."""
+    shared = pa.array([0] * num_rows, pa.int32())
+    columns = [
+        pa.DictionaryArray.from_arrays(shared, pa.array([text]))
+        for text in ("one id", '{"a":' * depth + "1" + "}" * depth)
+    ]
+    rows = pa.RecordBatch.from_arrays(columns, schema=prompt_windows.SCHEMA)
+    padding = {"x": random.Random(0).randbytes(num_rows // 16).hex()}
+    body = arrow_file(prompt_windows.SCHEMA, [rows], prompt_windows.KIND, padding)
+    assert len(body) < 100_000
+    found = window(file_digest(body), num_rows)
+    memory_store.put(layout.prompts(found.digest), body)
+    expected = rf"{num_rows:,} rows have 16,\d{{3}},\d{{3}} JSON values together in {len(body):,} b"
+    with pytest.raises(CorruptError, match=expected):
+        prompt_windows.read(memory_store, found)
+
+
 def test_rows_with_too_many_values_together_are_neither_read_nor_stored(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,11 +169,10 @@ def test_rows_with_too_many_values_together_are_neither_read_nor_stored(
     prompts = [Prompt(str(row), {"question": ",[{" * 90, "x": [0] * 90}) for row in range(40)]
     digest = prompt_windows.create(memory_store, prompts)  # 93 values in each row
     found = window(digest, len(prompts))
-    monkeypatch.setattr(prompt_windows, "VALUES_PER_ROW", 94)
-    monkeypatch.setattr(prompt_windows, "VALUES_MIN", 1)
+    monkeypatch.setattr(prompt_windows, "VALUES_MIN", 3_760)
     monkeypatch.setattr(prompt_windows, "VALUES_PER_BYTE", 0)
     assert prompt_windows.read(memory_store, found).prompt(39) == prompts[39]
-    monkeypatch.setattr(prompt_windows, "VALUES_PER_ROW", 90)
+    monkeypatch.setattr(prompt_windows, "VALUES_MIN", 3_600)
     expected = r"40 rows have 3,720 JSON values together in [\d,]+ bytes; at most 3,600 are read"
     with pytest.raises(CorruptError, match=rf"{layout.prompts(digest)}: {expected}"):
         prompt_windows.read(memory_store, found)

@@ -1,11 +1,12 @@
-"""The vocabulary size of a policy, and sequences with a token outside of it."""
+"""The limits of a policy's model, and sequences outside of them."""
 
 import json
 
 import pytest
 
+from data_ops.algorithms.policy_groups import ModelLimits
 from data_ops.config import PolicyData
-from data_ops.dataflow.vocabulary import VocabSizes, read_vocab_size
+from data_ops.dataflow.model_limits import RunLimits, read_limits
 from storage.errors import CorruptError, NotFoundError
 from storage.records.batches import SequenceKey
 from storage.run import orders, shards
@@ -37,24 +38,53 @@ def test_the_size_of_a_multimodal_config_is_that_of_its_text_model(
     memory_store: ObjectStore, config: object, size: int | None
 ) -> None:
     publish(memory_store, "solver", config)
-    assert read_vocab_size(memory_store, "solver") == size
+    assert read_limits(memory_store, "solver").vocab_size == size
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"max_position_embeddings": 7, "text_config": {"max_position_embeddings": 64}}, 64),
+        ({"max_position_embeddings": 64, "rope_scaling": {"factor": 4.0}}, 256),
+        (
+            {
+                "max_position_embeddings": 64,
+                "rope_parameters": {
+                    "full": {"factor": 8, "original_max_position_embeddings": 16, "x": None}
+                },
+            },
+            128,
+        ),
+        ({"max_position_embeddings": 64, "rope_scaling": {"factor": 0.5}}, 64),
+        ({"max_position_embeddings": 64, "rope_scaling": {"factor": True}}, 64),
+        ({"max_position_embeddings": 10**60}, None),
+        ({"max_position_embeddings": "64"}, None),
+        ({}, None),
+    ],
+)
+def test_the_positions_of_a_model_are_those_of_its_scaled_rotations(
+    memory_store: ObjectStore, config: object, positions: int | None
+) -> None:
+    publish(memory_store, "solver", config)
+    assert read_limits(memory_store, "solver").positions == positions
 
 
 def test_weights_without_a_config_have_no_known_size(memory_store: ObjectStore) -> None:
     publisher.publish(memory_store, "solver", 0, tensors(0))
-    assert read_vocab_size(memory_store, "solver") is None
+    assert read_limits(memory_store, "solver") == ModelLimits()
     with pytest.raises(NotFoundError):
-        read_vocab_size(memory_store, "verifier")
+        read_limits(memory_store, "verifier")
 
 
 def test_a_size_is_read_once_when_version_0_exists(memory_store: ObjectStore) -> None:
-    sizes = VocabSizes(memory_store, ["solver"])
+    sizes = RunLimits(memory_store, ["solver"])
     assert dict(sizes.read()) == {}
     publish(memory_store, "solver", {"vocab_size": 84})
-    assert dict(sizes.read()) == {"solver": 84}
+    assert dict(sizes.read()) == {"solver": ModelLimits(84)}
     for key in memory_store.list("weights"):
         memory_store.delete(key)
-    assert dict(sizes.read()) == {"solver": 84}
+    assert dict(sizes.read()) == {"solver": ModelLimits(84)}
 
 
 def test_an_unreadable_config_is_logged_and_disables_the_check(
@@ -62,9 +92,9 @@ def test_an_unreadable_config_is_logged_and_disables_the_check(
 ) -> None:
     publish(memory_store, "solver", [1])
     with pytest.raises(CorruptError, match="is a JSON list where an object belongs"):
-        read_vocab_size(memory_store, "solver")
-    assert dict(VocabSizes(memory_store, ["solver"]).read()) == {"solver": None}
-    assert "the vocabulary size of solver is unknown" in caplog.text
+        read_limits(memory_store, "solver")
+    assert dict(RunLimits(memory_store, ["solver"]).read()) == {"solver": ModelLimits()}
+    assert "the vocabulary size of solver and the length of its contexts are unknown" in caplog.text
 
 
 def test_a_sequence_with_a_token_beyond_the_vocabulary_is_filtered(

@@ -1,0 +1,90 @@
+"""The limits of each policy's model, from the `config.json` of its version 0."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from data_ops.algorithms.policy_groups import ModelLimits
+from storage import layout
+from storage.errors import CorruptError, NotFoundError
+from storage.formats import json_objects, tensor_set
+from storage.plain_names import without_write_id
+from storage.store.object_store import ObjectStore, read_twice
+from storage.weights import manifests
+
+CONFIG = "config.json"
+POSITIONS_MAX = 2**31
+"""More are no limit."""
+
+log = logging.getLogger(__name__)
+
+
+class RunLimits:
+    """The limits of a run's policies; each is read once, when version 0 is there.
+
+    Version 0 is never deleted, and all later versions have its limits.
+    """
+
+    def __init__(self, run: ObjectStore, policies: Sequence[str]) -> None:
+        self._run, self._policies = run, policies
+        self._limits: dict[str, ModelLimits] = {}
+
+    def read(self) -> Mapping[str, ModelLimits]:
+        """Return policy → limits; no entry where there is no version 0. Raises TransientError."""
+        for policy in self._policies:
+            if policy in self._limits:
+                continue
+            try:
+                self._limits[policy] = read_limits(self._run, policy)
+            except NotFoundError:
+                continue
+            except CorruptError as error:
+                log.warning(
+                    "the vocabulary size of %s and the length of its contexts are unknown, and its "
+                    "sequences are not compared with them: %s",
+                    policy,
+                    error,
+                )
+                self._limits[policy] = ModelLimits()
+        return self._limits
+
+
+def read_limits(run: ObjectStore, policy: str) -> ModelLimits:
+    """Return the limits of a policy; none where its version 0 has no `config.json`.
+
+    Raises NotFoundError while version 0 does not exist, CorruptError when it cannot be read.
+    """
+    manifest = manifests.read_manifest(run, policy, 0)
+    info = next((file for file in manifest.files if without_write_id(file.name) == CONFIG), None)
+    if info is None:
+        return ModelLimits()
+    folder = run.sub(layout.weights(policy, 0))
+    body = read_twice(lambda: tensor_set.read_file(folder, info))
+    config = json_objects.parse(body, f"{folder.url}/{info.name}")
+    text_config = config.get("text_config")
+    config = text_config if isinstance(text_config, dict) else config
+    size = config.get("vocab_size")
+    return ModelLimits(size if type(size) is int else None, _positions(config))
+
+
+def _positions(config: Mapping[str, Any]) -> int | None:
+    """Return the tokens of the longest context; None where it is unknown."""
+    given = config.get("max_position_embeddings")
+    if not _is_number(given):
+        return None
+    positions = max([given, *_scaled(config, given)])
+    return int(positions) if positions <= POSITIONS_MAX else None
+
+
+def _scaled(section: Mapping[str, Any], given: float) -> Iterator[float]:
+    """Yield the positions of every scaling of the rotations in a section of the configuration."""
+    for value in section.values():
+        if isinstance(value, Mapping):
+            yield from _scaled(value, given)
+            original, factor = value.get("original_max_position_embeddings"), value.get("factor")
+            if _is_number(factor):
+                yield factor * (original if _is_number(original) else given)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value <= POSITIONS_MAX
