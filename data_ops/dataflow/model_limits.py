@@ -1,18 +1,17 @@
 """The limits of each policy's model, from the `config.json` of its version 0."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from data_ops.algorithms.policy_groups import ModelLimits
 from storage import layout
 from storage.errors import CorruptError, NotFoundError
-from storage.formats import json_objects, tensor_set
+from storage.formats import json_objects, model_config, tensor_set
 from storage.plain_names import without_write_id
+from storage.records.types import Json
 from storage.store.object_store import ObjectStore, read_twice
 from storage.weights import manifests
 
-CONFIG = "config.json"
 POSITIONS_MAX = 2**31
 """More are no limit."""
 
@@ -55,7 +54,8 @@ def read_limits(run: ObjectStore, policy: str) -> ModelLimits:
     Raises NotFoundError while version 0 does not exist, CorruptError when it cannot be read.
     """
     manifest = manifests.read_manifest(run, policy, 0)
-    info = next((file for file in manifest.files if without_write_id(file.name) == CONFIG), None)
+    named = {without_write_id(file.name): file for file in manifest.files}
+    info = named.get(model_config.MODEL_CONFIG)
     if info is None:
         return ModelLimits()
     folder = run.sub(layout.weights(policy, 0))
@@ -67,24 +67,9 @@ def read_limits(run: ObjectStore, policy: str) -> ModelLimits:
     return ModelLimits(size if type(size) is int else None, _positions(config))
 
 
-def _positions(config: Mapping[str, Any]) -> int | None:
+def _positions(config: Json) -> int | None:
     """Return the tokens of the longest context; None where it is unknown."""
-    given = config.get("max_position_embeddings")
-    if not _is_number(given):
+    if not isinstance(config.get("max_position_embeddings"), int):
         return None
-    positions = max([given, *_scaled(config, given)])
-    return int(positions) if positions <= POSITIONS_MAX else None
-
-
-def _scaled(section: Mapping[str, Any], given: float) -> Iterator[float]:
-    """Yield the positions of every scaling of the rotations in a section of the configuration."""
-    for value in section.values():
-        if isinstance(value, Mapping):
-            yield from _scaled(value, given)
-            original, factor = value.get("original_max_position_embeddings"), value.get("factor")
-            if _is_number(factor):
-                yield factor * (original if _is_number(original) else given)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and 0 < value <= POSITIONS_MAX
+    longest = max(model_config.positions(config))
+    return int(longest) if 1 <= longest <= POSITIONS_MAX else None

@@ -5,11 +5,12 @@ Libraries allocate by these sizes before they see a tensor: a list entry per lay
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from storage.errors import CorruptError
 from storage.formats.json_objects import parse
+from storage.records.types import Json
 
 MODEL_CONFIG: Final = "config.json"
 ADAPTER_CONFIG: Final = "adapter_config.json"
@@ -60,6 +61,23 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
                     f"{what}: {key} is {digits}, but the model's largest stored dimension is "
                     f"{limit}; publish the base model again with the config.json of its tensors"
                 )
+
+
+def positions(section: Json, given: float = 1.0) -> Iterator[float]:
+    """Yield the lengths of contexts for which a model may compute rotations: its
+    `max_position_embeddings`, `given` without them, and those of each scaling.
+    """
+    named = section.get("max_position_embeddings")
+    given = float(named) if isinstance(named, int | float) else given
+    yield given
+    for value in section.values():
+        if not isinstance(value, dict):
+            continue
+        yield from positions(value, given)
+        original, factor = value.get("original_max_position_embeddings"), value.get("factor")
+        base = float(original) if isinstance(original, int | float) else given
+        if isinstance(factor, int | float):
+            yield base * float(factor)
 
 
 def without_code(value: Any) -> Any:

@@ -6,7 +6,6 @@ nor sizes by which a server takes all memory.
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,7 @@ from rollout.engines.sglang.adapters import TARGETS
 from rollout.memory import SLOTS_FLAG, SLOTS_PER_POLICY
 from rollout.placement import engine_gpus, static_fraction
 from storage.errors import ConfigError
-from storage.formats.model_config import without_code
+from storage.formats.model_config import positions, without_code
 from storage.machine import gpus
 from storage.records.types import Json
 
@@ -54,11 +53,11 @@ def served_config(model_config: Json) -> Json:
     if isinstance(text := served.get("text_config"), dict):
         served["text_config"] = {**text, "eos_token_id": None}
     served["architectures"] = [_known_class(served)]
-    for positions in _positions(served):
-        if not positions <= POSITIONS_MAX:
+    for num_positions in positions(served):
+        if not num_positions <= POSITIONS_MAX:
             raise ConfigError(
-                f"config.json has {positions:g} positions, and at most {POSITIONS_MAX} are served; "
-                "correct max_position_embeddings, or the factor of rope_scaling"
+                f"config.json has {num_positions:g} positions, and at most {POSITIONS_MAX} are "
+                "served; correct max_position_embeddings, or the factor of rope_scaling"
             )
     return served
 
@@ -79,22 +78,6 @@ def _known_class(served: Json) -> str:
             f"{known}; correct it, or leave architectures out"
         )
     return known
-
-
-def _positions(section: Json) -> Iterator[float]:
-    """Yield the numbers of positions for which a server may compute rotations."""
-    given = section.get("max_position_embeddings")
-    positions = float(given) if isinstance(given, int | float) else 1.0
-    yield positions
-    for value in section.values():
-        if not isinstance(value, dict):
-            continue
-        yield from _positions(value)
-        original = value.get("original_max_position_embeddings")
-        base = float(original) if isinstance(original, int | float) else positions
-        factor = value.get("factor")
-        if isinstance(factor, int | float):
-            yield base * float(factor)
 
 
 def server_args(
