@@ -8,12 +8,8 @@ from storage import layout
 from storage.errors import CorruptError, NotFoundError
 from storage.formats import json_objects, model_config, tensor_set
 from storage.plain_names import without_write_id
-from storage.records.types import Json
 from storage.store.object_store import ObjectStore, read_twice
 from storage.weights import manifests
-
-POSITIONS_MAX = 2**31
-"""More are no limit."""
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +58,6 @@ def read_limits(run: ObjectStore, policy: str) -> ModelLimits:
     body = read_twice(lambda: tensor_set.read_file(folder, info))
     config = json_objects.parse(body, f"{folder.url}/{info.name}")
     text_config = config.get("text_config")
-    config = text_config if isinstance(text_config, dict) else config
-    size = config.get("vocab_size")
-    return ModelLimits(size if type(size) is int else None, _positions(config))
-
-
-def _positions(config: Json) -> int | None:
-    """Return the tokens of the longest context; None where it is unknown."""
-    if not isinstance(config.get("max_position_embeddings"), int):
-        return None
-    longest = max(model_config.positions(config))
-    return int(longest) if 1 <= longest <= POSITIONS_MAX else None
+    size = (text_config if isinstance(text_config, dict) else config).get("vocab_size")
+    positions = model_config.longest_context(config)
+    return ModelLimits(size if type(size) is int else None, positions)

@@ -34,6 +34,8 @@ SIZE_FLOOR: Final = 2**16
 DIGITS_SHOWN_MAX = 24
 PREFIXES, SUFFIXES = ("num_", "n_"), ("_size", "_dim")
 """Keys of counts and sizes: `num_hidden_layers`, `n_embd`, `vocab_size`, `head_dim`."""
+POSITIONS_MAX: Final = 2**31
+"""More positions are no limit."""
 REPEATS: Final = "attention_types"
 """Key of lists with numbers of repetitions, which GPT-Neo makes into one list."""
 
@@ -78,6 +80,16 @@ def positions(section: Json, given: float = 1.0) -> Iterator[float]:
         base = float(original) if isinstance(original, int | float) else given
         if isinstance(factor, int | float):
             yield base * float(factor)
+
+
+def longest_context(config: Json) -> int | None:
+    """Return the tokens of the longest context of a language model; None where it is unknown."""
+    text_config = config.get("text_config")
+    config = text_config if isinstance(text_config, dict) else config
+    if not isinstance(config.get("max_position_embeddings"), int):
+        return None
+    longest = max(positions(config))
+    return int(longest) if 1 <= longest <= POSITIONS_MAX else None
 
 
 def without_code(value: Any) -> Any:

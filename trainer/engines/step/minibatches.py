@@ -18,10 +18,15 @@ EPS = 1e-5
 """Added to the standard deviation of the advantages, as in published implementations."""
 
 
-def check_rows(batch: Batch, vocab_size: int) -> None:
-    """Raise CorruptError, naming batch, row and reason, when the model cannot train on a row."""
+def check_rows(batch: Batch, vocab_size: int, positions: int | None = None) -> None:
+    """Raise CorruptError, naming batch, row and reason, when the model cannot train on a row.
+
+    `positions` are the tokens of the model's longest context, None where they are unknown: a
+    trainer's memory and time grow faster than a row, of which a small batch may have millions of
+    tokens.
+    """
     for number, row in enumerate(batch.rows):
-        reason = _fault(row, vocab_size)
+        reason = _fault(row, vocab_size, positions)
         if reason:
             key = layout.batch(batch.policy, batch.step)
             raise CorruptError(
@@ -29,11 +34,13 @@ def check_rows(batch: Batch, vocab_size: int) -> None:
             )
 
 
-def _fault(row: BatchRow, vocab_size: int) -> str:
+def _fault(row: BatchRow, vocab_size: int, positions: int | None) -> str:
     """Return why the model cannot train on the row, or an empty string."""
     num_tokens = len(row.tokens)
     if num_tokens == 0:
         return "it has no tokens"
+    if positions is not None and num_tokens > positions:
+        return f"it has {num_tokens} tokens; the model has {positions} positions"
     for name in ("loss_mask", "logprobs", "versions", "advantages"):
         if len(getattr(row, name)) != num_tokens:
             return f"{name} has {len(getattr(row, name))} entries for {num_tokens} tokens"

@@ -85,6 +85,10 @@ class Trained(Scorer, Protocol):
     def vocab_size(self) -> int:
         """Number of token ids."""
 
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest context; None where they are unknown."""
+
     def zero_grad(self) -> None:
         """Begin a minibatch."""
 
@@ -145,7 +149,7 @@ def train_step(
     `reference` is the model of `config.reference`. CorruptError naming the row, and nothing
     changed, when a row cannot be trained on.
     """
-    check_rows(batch, trained.vocab_size)
+    check_rows(batch, trained.vocab_size, trained.positions)
     advantages = batch_advantages(batch, config.normalize_advantages)
     lr = learning_rate(config, batch.step)
     regions = regions_of(batch)

@@ -18,7 +18,7 @@ from torch.nn import Embedding
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from storage.errors import AstraFlowError, ConfigError, CorruptError
-from storage.formats.model_config import without_code
+from storage.formats.model_config import longest_context, without_code
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.step.logprobs import token_logprobs
@@ -81,6 +81,7 @@ class HfModel:
         self.body = self.model.base_model
         self.head: torch.nn.Linear = self.model.get_output_embeddings()
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
+        self.positions = longest_context(model_config)
         with torch.no_grad():
             for name, tensor in self.tensors().items():
                 tensor.copy_(to_torch(weights[name]))

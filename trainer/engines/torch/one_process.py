@@ -68,6 +68,10 @@ class OneProcess:
     def vocab_size(self) -> int:
         return self._model.vocab_size
 
+    @property
+    def positions(self) -> int | None:
+        return self._model.positions
+
     def logprobs(
         self,
         tokens_BT: Tensor,

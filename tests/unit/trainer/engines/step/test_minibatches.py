@@ -43,6 +43,14 @@ def test_a_valid_batch_passes_up_to_the_last_token_of_the_vocabulary() -> None:
     check_rows(batch(row(answer=(41,))), vocab_size=42)
 
 
+def test_a_row_is_at_most_as_long_as_the_contexts_of_the_model() -> None:
+    # Batches have no other limit on the tokens of a row: 11 kB may hold a hundred thousand.
+    long = batch(row(prompt=[1], answer=[2] * 8))
+    check_rows(long, vocab_size=42, positions=9)
+    with pytest.raises(CorruptError, match="it has 9 tokens; the model has 8 positions"):
+        check_rows(long, vocab_size=42, positions=8)
+
+
 def test_advantages_are_normalised_over_loss_tokens_and_returned_by_row() -> None:
     # Loss tokens have 2, 2, −2, −2: mean 0, deviation 2. Prompt tokens are excluded.
     rows = batch(row(answer=(1, 2), advantage=2.0), row(prompt=(5,), answer=(3, 4), advantage=-2.0))

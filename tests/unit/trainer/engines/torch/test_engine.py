@@ -17,6 +17,7 @@ from tests.support.models.trainer_cases import (
     reference_model,
     sampled_batch,
 )
+from tests.support.runs.builders import batch, row
 from trainer import cpu_bf16
 from trainer.config import TrainConfig
 from trainer.engines.torch.engine import TorchTrainEngine
@@ -93,6 +94,14 @@ def moves(engine: TorchTrainEngine) -> dict[str, torch.Tensor]:
         name: to_torch(tensor) - to_torch(before[name]).float()
         for name, tensor in engine.weights().items()
     }
+
+
+def test_a_row_that_is_longer_than_the_contexts_of_the_model_is_refused() -> None:
+    positions = MODEL_CONFIG["max_position_embeddings"]
+    engine = started()
+    engine.step(batch(row(prompt=[1], answer=[2] * (positions - 1))))
+    with pytest.raises(CorruptError, match=f"it has {positions + 1} tokens"):
+        engine.step(batch(row(prompt=[1], answer=[2] * positions)))
 
 
 BATCHES = [sampled_batch(reference_model(base_weights()), step, noise=0.1) for step in range(1, 5)]
