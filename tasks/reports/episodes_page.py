@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -167,13 +167,19 @@ def _write(run: ObjectStore, run_id: str, selection: Selection, folder: Path) ->
 
 
 def _write_chunk(folder: Path, number: int, rows: list[list[Any]]) -> None:
-    _write_call(folder / DATA / f"episodes-{number:04d}.js", "chunk", number, rows)
+    _write_call(folder / DATA / f"episodes-{number:04d}.js", "chunk", number, [_json(rows)])
 
 
-def _write_call(file: Path, function: str, number: int, value: Any) -> None:
-    """Write a script that calls `astraflow.FUNCTION(number, value)`."""
-    body = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    file.write_text(f"astraflow.{function}({number},{body});\n", encoding="utf-8")
+def _write_call(file: Path, function: str, number: int, parts: Iterable[str]) -> None:
+    """Write a script that calls `astraflow.FUNCTION(number, value)`; `parts` are its JSON."""
+    with file.open("w", encoding="utf-8") as script:
+        script.write(f"astraflow.{function}({number},")
+        script.writelines(parts)
+        script.write(");\n")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _row(episode: PlayedEpisode, words: _Words) -> list[Any]:
@@ -208,8 +214,11 @@ def _shard(
     texts: TokenTexts,
     advantages: Advantages,
     words: _Words,
-) -> dict[str, Any]:
-    """Return the prompts and the selected episodes of one shard with their tokens."""
+) -> Iterator[str]:
+    """Yield the JSON of the prompts and of the selected episodes of one shard with their tokens.
+
+    One episode is in memory at a time: a token takes hundreds of bytes until it is text.
+    """
     groups = indexed.shard.groups
     left, is_cut = SHARD_TOKENS_MAX, False
 
@@ -222,22 +231,21 @@ def _shard(
             left -= SEQUENCE_TOKENS + len(turn.tokens)
             yield _turn(turn, words)
 
-    described = {
-        "worker": one_line(indexed.shard.worker),
-        "prompts": {
-            str(index): _fields(groups[index].prompt.fields)
-            for index in sorted({episode.group for episode in selected})
-        },
-        "episodes": {
-            f"{played.group}.{played.episode}": {
-                "seconds": _number(played.seconds),
-                "error": visible(groups[played.group].episodes[played.episode].error or ""),
-                "metrics": _fields(groups[played.group].episodes[played.episode].metrics),
-                "turns": list(turns(played)),
-            }
-            for played in selected
-        },
+    prompts = {
+        str(index): _fields(groups[index].prompt.fields)
+        for index in sorted({episode.group for episode in selected})
     }
+    yield f'{{"worker":{_json(one_line(indexed.shard.worker))},"prompts":{_json(prompts)}'
+    yield ',"episodes":{'
+    for number, played in enumerate(selected):
+        described = {
+            "seconds": _number(played.seconds),
+            "error": visible(groups[played.group].episodes[played.episode].error or ""),
+            "metrics": _fields(groups[played.group].episodes[played.episode].metrics),
+            "turns": list(turns(played)),
+        }
+        yield f'{"," if number else ""}"{played.group}.{played.episode}":{_json(described)}'
+    yield "}}"
     if is_cut:
         log.warning(
             "the page has the first %d tokens of order %d, and the first %d of an episode; "
@@ -246,7 +254,6 @@ def _shard(
             indexed.shard.order,
             TOKENS_MAX,
         )
-    return described
 
 
 def _fields(values: Mapping[str, Any]) -> list[tuple[str, str]]:

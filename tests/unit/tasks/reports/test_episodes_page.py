@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,26 @@ def test_the_list_has_every_episode_the_newest_order_first(tmp_path: Path) -> No
     assert (low, high, batch, replays, place) == (3, 4, 1, [], 0)
     assert filtered[5] is None
     assert facts["reasons"][filtered[7][0][5]] == "</script><script>alert(1)</script>[2J"
+
+
+def test_tokens_of_one_episode_are_in_memory_at_a_time(tmp_path: Path) -> None:
+    answer = builders.sequence(answer=[40] * 3000)
+    turns = np.where(np.arange(len(answer.tokens)) % 2, answer.owners, -1).astype(np.int8)
+    answer = replace(answer, owners=turns, loss_mask=turns >= 0)
+    answer = replace(
+        answer,
+        versions=np.where(turns >= 0, answer.versions, -1).astype(np.int32),
+        logprobs=np.where(turns >= 0, answer.logprobs, 0).astype(np.float32),
+    )
+    peaks = []
+    for number in (1, 8):
+        run = SmallRun(f"page-memory-{number}").run
+        shards.create(run, builders.shard(builders.group(*[builders.episode(answer)] * number)))
+        tracemalloc.start()
+        write_page(run, RUN_ID, Selection(), tmp_path / f"page-{number}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 2 * peaks[0]
 
 
 def test_a_shard_file_has_tokens_with_owner_mask_advantage_and_probability(tmp_path: Path) -> None:
