@@ -36,6 +36,11 @@ PREFIXES, SUFFIXES = ("num_", "n_"), ("_size", "_dim")
 """Keys of counts and sizes: `num_hidden_layers`, `n_embd`, `vocab_size`, `head_dim`."""
 POSITIONS_MAX: Final = 2**31
 """More positions are no limit."""
+CHUNK_KEYS: Final = frozenset({"chunk_size", "mamba_chunk_size"})
+CHUNK_MAX: Final = 512
+"""Tokens that a state space model computes at once. It pads each sequence to a multiple of them,
+and its memory grows with their square; published models have 64 to 256.
+"""
 REPEATS: Final = "attention_types"
 """Key of lists with numbers of repetitions, which GPT-Neo makes into one list."""
 
@@ -56,6 +61,11 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
             continue
         pending += value.values()
         for key, given in value.items():
+            if key in CHUNK_KEYS and isinstance(given, int | float) and given > CHUNK_MAX:
+                raise CorruptError(
+                    f"{what}: {key} is {str(given)[:DIGITS_SHOWN_MAX]}; a model may compute at "
+                    f"most {CHUNK_MAX} tokens at once"
+                )
             size = _repeats(given) if key == REPEATS else given if _is_size(key) else None
             if isinstance(size, int | float) and size > limit:
                 digits = str(size)[:DIGITS_SHOWN_MAX]

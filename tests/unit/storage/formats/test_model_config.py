@@ -3,7 +3,7 @@ import json
 import pytest
 
 from storage.errors import CorruptError
-from storage.formats.model_config import check_sizes
+from storage.formats.model_config import CHUNK_MAX, check_sizes
 
 SHAPES = [(151_936, 2048), (2048,)]
 
@@ -50,9 +50,18 @@ def test_sizes_of_the_tensors_and_other_numbers_are_accepted() -> None:
 
 
 def test_sizes_up_to_the_floor_are_accepted_for_small_tensors() -> None:
-    check_sizes(body(chunk_size=2**16), [(4,)], "config")
-    with pytest.raises(CorruptError, match=r"chunk_size is 65537, .* dimension is 65536"):
-        check_sizes(body(chunk_size=2**16 + 1), [(4,)], "config")
+    check_sizes(body(window_size=2**16), [(4,)], "config")
+    with pytest.raises(CorruptError, match=r"window_size is 65537, .* dimension is 65536"):
+        check_sizes(body(window_size=2**16 + 1), [(4,)], "config")
+
+
+@pytest.mark.parametrize("key", ["chunk_size", "mamba_chunk_size"])
+def test_the_tokens_that_a_model_computes_at_once_are_limited(key: str) -> None:
+    # The memory of such a model grows with their square, also for a sequence of four tokens.
+    check_sizes(body(**{key: CHUNK_MAX}), SHAPES, "config")
+    for size in (CHUNK_MAX + 1, 10.0**5, 10**4000):
+        with pytest.raises(CorruptError, match=rf"config: {key} is .* at most 512 tokens at once"):
+            check_sizes(body(text_config={key: size}), SHAPES, "config")
 
 
 def test_a_config_that_is_not_a_json_object_is_refused() -> None:
