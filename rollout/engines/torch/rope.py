@@ -6,6 +6,7 @@ Shapes: T positions, N tokens, H heads, D head dimension.
 """
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
         ConfigError: the scaling is not implemented, or a setting is not a positive number.
     """
     kind = rope.get("rope_type", "default")
-    if kind not in NUMBERS or rope.get("partial_rotary_factor", 1.0) != 1.0:
+    is_known = isinstance(kind, str) and kind in NUMBERS
+    if not is_known or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(
             f"the torch engine does not implement the rope scaling {rope!r} of the model's "
             "config.json; it implements rope_type default, linear and llama3 with the whole head "
@@ -46,11 +48,13 @@ def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
         )
     for name in NUMBERS[kind]:
         value: Any = rope.get(name)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise ConfigError(
                 f"the {name} of rope_parameters in the model's config.json must be a positive "
                 f"number, not {value!r}; correct it"
             )
+    # As floats: torch takes no integer of more than 64 bits.
+    rope = {**rope, **{name: float(rope[name]) for name in NUMBERS[kind]}}
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies: Tensor = 1.0 / (rope["rope_theta"] ** exponents)
     if kind == "linear":

@@ -138,6 +138,19 @@ def test_a_rope_setting_that_is_no_positive_number_is_named(theta: object) -> No
         inverse_frequencies({"rope_type": "default", "rope_theta": theta}, 16)
 
 
+@pytest.mark.parametrize("name", [name for name in LLAMA3 if name != "rope_type"])
+def test_rope_settings_are_numbers_of_any_size(name: str) -> None:
+    large = inverse_frequencies({**LLAMA3, name: 10**30}, 16)
+    assert torch.equal(large, inverse_frequencies({**LLAMA3, name: 1e30}, 16))
+    with pytest.raises(ConfigError, match=f"the {name} of rope_parameters"):
+        inverse_frequencies({**LLAMA3, name: 10**400}, 16)
+
+
+def test_a_rope_type_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="does not implement the rope scaling"):
+        inverse_frequencies({**LLAMA3, "rope_type": []}, 16)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
