@@ -38,7 +38,7 @@ WRITERS = {
     "tasks/reports/episodes_page.py write_page rmtree": "its own temporary folder, and an earlier page, which it recognizes",
     "tasks/reports/episodes_page.py write_page os.replace": "the folder that the user named",
     "tasks/reports/episodes_page.py _write write_text": "a fixed name",
-    "tasks/reports/episodes_page.py _write_call write_text": "a number in a fixed name",
+    "tasks/reports/episodes_page.py _write_call open": "a number in a fixed name",
     "rollout/engines/sglang/server_process.py _launched open": "the log, in a new folder of its own",
 }
 """Every call that may write a file → why its name cannot come from a stored object."""
