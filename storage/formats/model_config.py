@@ -97,7 +97,7 @@ def longest_context(config: Json) -> int | None:
     """Return the tokens of the longest context of a language model; None where it is unknown."""
     text_config = config.get("text_config")
     config = text_config if isinstance(text_config, dict) else config
-    if not isinstance(config.get("max_position_embeddings"), int):
+    if type(config.get("max_position_embeddings")) is not int:
         return None
     longest = max(positions(config))
     return int(longest) if 1 <= longest <= POSITIONS_MAX else None

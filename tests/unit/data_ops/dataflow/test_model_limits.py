@@ -63,6 +63,7 @@ def test_the_size_of_a_multimodal_config_is_that_of_its_text_model(
         ({"max_position_embeddings": -(10**400)}, None),
         ({"max_position_embeddings": 64, "rope_scaling": {"factor": 10**400}}, None),
         ({"max_position_embeddings": "64"}, None),
+        ({"max_position_embeddings": True}, None),
         ({}, None),
     ],
 )
