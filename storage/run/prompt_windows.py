@@ -24,7 +24,11 @@ KIND = "prompts"
 SCHEMA = arrow_files.schema_of({"id": arrow_files.DICTIONARY, "fields": arrow_files.DICTIONARY})
 """The fields of a prompt are a JSON object."""
 TEXT_BYTES_MAX = 2**30
-"""Of the ids and fields of all rows: they are in memory at once, several times."""
+"""Of the ids and fields of all rows that are written: they are in memory at once, several times."""
+TEXT_MIN, TEXT_PER_BYTE = 2**26, 256
+"""Characters of all rows together: so many in any case, and so many for each byte of the object, up
+to `TEXT_BYTES_MAX`. Rows may share a text, and each of its characters may take four bytes.
+"""
 VALUES_MIN, VALUES_PER_BYTE = 2**22, 16
 """JSON values of all rows together: so many in any case, and so many for each byte of the object.
 An evaluation has all of them in memory at once, 64 to 184 bytes each; rows may share a text, which
@@ -67,7 +71,7 @@ def create(run: ObjectStore, prompts: Sequence[Prompt]) -> str:
     texts = [each.decode() for each in fields]
     body = arrow_files.encode(SCHEMA, {"id": ids, "fields": texts}, KIND, {})
     try:
-        _check_num_values(texts, body)
+        _check_size(ids, texts, body)
     except CorruptError as error:
         raise ConfigError(f"{error}; set limit, or a shorter window") from error
     digest = file_digest(body)
@@ -111,20 +115,21 @@ def _decoded(run: ObjectStore, key: str, window: PromptWindow) -> FrozenPrompts:
         raise CorruptError(
             f"{run.url}/{key} has {len(ids)} rows; {layout.RUN} says {window.rows}, at least one"
         )
-    # Rows may share a text of megabytes, which the file has once.
-    if (num_characters := sum(map(len, ids)) + sum(map(len, fields))) > TEXT_BYTES_MAX:
-        raise CorruptError(
-            f"{run.url}/{key} has {num_characters:,} characters of ids and fields; at most "
-            f"{TEXT_BYTES_MAX:,} are read"
-        )
     try:
-        _check_num_values(fields, body)
+        _check_size(ids, fields, body)
     except CorruptError as error:
         raise CorruptError(f"{run.url}/{key}: {error}") from error
     return FrozenPrompts(key, ids, fields)
 
 
-def _check_num_values(fields: Sequence[str], body: bytes) -> None:
+def _check_size(ids: Sequence[str], fields: Sequence[str], body: bytes) -> None:
+    """Refuse rows that share their texts so often that they take much more than their object."""
+    text_max = min(TEXT_BYTES_MAX, max(TEXT_MIN, TEXT_PER_BYTE * len(body)))
+    if (num_characters := sum(map(len, ids)) + sum(map(len, fields))) > text_max:
+        raise CorruptError(
+            f"{len(fields):,} rows have {num_characters:,} characters together in {len(body):,} "
+            f"bytes; at most {text_max:,} are read"
+        )
     values_max = max(VALUES_MIN, VALUES_PER_BYTE * len(body))
     num_rows = Counter(fields)
     for enough in (values_max, 0):  # an upper bound suffices mostly; the exact number takes longer

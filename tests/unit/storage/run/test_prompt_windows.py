@@ -127,7 +127,8 @@ def test_too_many_rows_or_bytes_are_refused_before_they_are_stored(
 def test_rows_that_share_a_long_text_are_refused_before_they_are_parsed(
     memory_store: ObjectStore,
 ) -> None:
-    num_rows, text = 2**10, '{"question": "%s"}' % ("x" * 2**20)
+    """A character beyond the first 65,536 gives each character of a row's text four bytes."""
+    num_rows, text = 2**6, '{"question": "\U00020000%s"}' % ("x" * 2**20)
     ids, shared = [str(row) for row in range(num_rows)], pa.array([0] * num_rows, pa.int32())
     columns = [
         pa.array(ids).dictionary_encode(),
@@ -137,15 +138,38 @@ def test_rows_that_share_a_long_text_are_refused_before_they_are_parsed(
     body = arrow_file(prompt_windows.SCHEMA, [rows], prompt_windows.KIND, {})
     found = window(file_digest(body), num_rows)
     memory_store.put(layout.prompts(found.digest), body)
-    with pytest.raises(CorruptError, match=r"arrow has 1,07\d,\d{3},\d{3} characters of ids and"):
+    expected = r"64 rows have 67,1\d\d,\d{3} characters together in [\d,]+ bytes; at most 67,"
+    with pytest.raises(CorruptError, match=rf"{layout.prompts(found.digest)}: {expected}"):
         prompt_windows.read(memory_store, found)
 
 
-@pytest.mark.parametrize(("num_rows", "depth"), [(2**14, 1000), (2**18, 62)])
+def test_rows_with_too_much_text_together_are_neither_read_nor_stored(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [Prompt(str(row), {"question": "x" * 81}) for row in range(1000, 1100)]
+    digest = prompt_windows.create(memory_store, prompts)  # a hundred characters in each row
+    size, found = len(memory_store.get(layout.prompts(digest))), window(digest, len(prompts))
+    monkeypatch.setattr(prompt_windows, "TEXT_MIN", 10_000)
+    monkeypatch.setattr(prompt_windows, "TEXT_PER_BYTE", 0)
+    assert prompt_windows.read(memory_store, found).prompt(99) == prompts[99]
+    monkeypatch.setattr(prompt_windows, "TEXT_MIN", 9_999)
+    expected = r"100 rows have 10,000 characters together in [\d,]+ bytes; at most 9,999 are read"
+    with pytest.raises(CorruptError, match=rf"{layout.prompts(digest)}: {expected}"):
+        prompt_windows.read(memory_store, found)
+    with pytest.raises(ConfigError, match=rf"{expected}; set limit, or a shorter window"):
+        prompt_windows.create(memory_store, prompts)
+    monkeypatch.setattr(prompt_windows, "TEXT_PER_BYTE", 10_000 // size + 1)
+    assert prompt_windows.create(memory_store, prompts) == digest
+    monkeypatch.setattr(prompt_windows, "TEXT_BYTES_MAX", 9_999)
+    with pytest.raises(CorruptError, match="at most 9,999 are read"):
+        prompt_windows.read(memory_store, found)
+
+
+@pytest.mark.parametrize(("num_rows", "depth"), [(2**13, 1000), (2**17, 62)])
 def test_rows_that_share_a_text_of_many_objects_are_refused(
     memory_store: ObjectStore, num_rows: int, depth: int
 ) -> None:
-    """Each of their sixteen million values is a dictionary of 184 bytes."""
+    """Each of their eight million values is a dictionary of 184 bytes."""
     shared = pa.array([0] * num_rows, pa.int32())
     columns = [
         pa.DictionaryArray.from_arrays(shared, pa.array([text]))
@@ -157,7 +181,7 @@ def test_rows_that_share_a_text_of_many_objects_are_refused(
     assert len(body) < 100_000
     found = window(file_digest(body), num_rows)
     memory_store.put(layout.prompts(found.digest), body)
-    expected = rf"{num_rows:,} rows have 16,\d{{3}},\d{{3}} JSON values together in {len(body):,} b"
+    expected = rf"{num_rows:,} rows have 8,\d{{3}},\d{{3}} JSON values together in {len(body):,} b"
     with pytest.raises(CorruptError, match=expected):
         prompt_windows.read(memory_store, found)
 
