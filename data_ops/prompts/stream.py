@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from storage.errors import ConfigError, CorruptError
+from storage.records.numbers import QUANTITY_MAX
 from storage.records.rollouts import Prompt
 from storage.records.types import Json
 
@@ -68,6 +69,14 @@ class PromptStream:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._size)
             self._permutation = (epoch, order)
         return int(self._permutation[1][position])
+
+
+def check_cursor(cursor: Json) -> None:
+    """Raise CorruptError for a stored cursor that is none, or beyond any run: the one behind it
+    might have more bits than an order may have.
+    """
+    if max(_read_cursor(cursor)) > QUANTITY_MAX:
+        raise CorruptError(f"the prompt cursor {cursor} has a number above {QUANTITY_MAX}")
 
 
 def _read_cursor(cursor: Json) -> tuple[int, int]:
