@@ -51,16 +51,19 @@ class PromptStream:
             position += 1
         return prompts, {"epoch": epoch, "position": position}
 
-    def all(self, limit: int | None = None) -> list[Prompt]:
-        """Return the source's first `limit` prompts (or all) in the source's order. Raises
-        ConfigError for all of an endless source.
-        """
+    def num(self, limit: int | None = None) -> int:
+        """Return how many prompts `all` returns; raises what it raises, and makes none."""
         if limit is None and self._size is None:
             raise ConfigError(
                 "the source of the prompts is endless; set prompts.limit, such as 512"
             )
-        size = min(bound for bound in (limit, self._size) if bound is not None)
-        return [self._at(index) for index in range(size)]
+        return min(bound for bound in (limit, self._size) if bound is not None)
+
+    def all(self, limit: int | None = None) -> list[Prompt]:
+        """Return the source's first `limit` prompts (or all) in the source's order. Raises
+        ConfigError for all of an endless source.
+        """
+        return [self._at(index) for index in range(self.num(limit))]
 
     def _index(self, epoch: int, position: int) -> int:
         if self._size is None:

@@ -143,7 +143,7 @@ def parse(body: bytes, key: str) -> Heartbeat:
 
 
 def is_too_far_ahead(beat: Heartbeat, attempt: int) -> bool:
-    """Return whether no launch can have led from `attempt`, −1 for none, to that of the heartbeat."""
+    """Return whether no launches can have led from `attempt` (−1: none) to the heartbeat's."""
     return beat.attempt > attempt + ATTEMPTS_AHEAD_MAX
 
 
