@@ -147,6 +147,22 @@ def is_too_far_ahead(beat: Heartbeat, attempt: int) -> bool:
     return beat.attempt > attempt + ATTEMPTS_AHEAD_MAX
 
 
+def launchable(seen: Heartbeats, newest: Mapping[str, int]) -> Heartbeats:
+    """Return the heartbeats; those that are too far ahead are listed as unreadable.
+
+    Args:
+        newest: member → its newest attempt; without those of which none is known.
+    """
+    beats, unreadable = [], dict(seen.unreadable)
+    for beat in seen.beats:
+        if is_too_far_ahead(beat, newest.get(beat.id, -1)):
+            key = layout.heartbeat(beat.kind, beat.id)
+            unreadable[key] = f"{key} is of attempt {beat.attempt}, which was not launched"
+        else:
+            beats.append(beat)
+    return Heartbeats(beats, unreadable)
+
+
 def encode(beat: Heartbeat) -> bytes:
     """Return the stored form of a heartbeat."""
     header = {name: getattr(beat, name) for name in _HEADER}

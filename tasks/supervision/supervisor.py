@@ -211,30 +211,26 @@ class Supervisor:
         return used_up
 
     def _heartbeats(self) -> list[Heartbeat]:
-        """Read all readable heartbeats of attempts that may have been launched; the others are
-        logged once.
+        """Read all readable heartbeats of attempts that were launched; the others are logged once.
 
         Raises:
             ConfigError: the heartbeats cannot be listed.
         """
-        seen = heartbeats.read_all(self.run)
+        newest = {
+            member: watch.launched.attempt
+            for member, watch in self.watches.items()
+            if watch.launched
+        }
+        seen = heartbeats.launchable(heartbeats.read_all(self.run), newest)
         if layout.HEARTBEATS in seen.unreadable:
             raise ConfigError(seen.unreadable[layout.HEARTBEATS])
-        launched = {watch.member.id: watch.launched for watch in self.watches.values()}
-        beats, unreadable = [], dict(seen.unreadable)
-        for beat in seen.beats:
-            newest = launched.get(beat.id)
-            if not heartbeats.is_too_far_ahead(beat, newest.attempt if newest else -1):
-                beats.append(beat)
-                continue
-            key = layout.heartbeat(beat.kind, beat.id)
-            unreadable[key] = f"{key} is of attempt {beat.attempt}, which was not launched"
-        for key in unreadable.keys() - self._unreadable:
+        for key in seen.unreadable.keys() - self._unreadable:
             log.warning(
-                "a heartbeat cannot be read, its member is taken for silent: %s", unreadable[key]
+                "a heartbeat cannot be read, its member is taken for silent: %s",
+                seen.unreadable[key],
             )
-        self._unreadable = set(unreadable)
-        return beats
+        self._unreadable = set(seen.unreadable)
+        return seen.beats
 
     @property
     def _limits(self) -> SilenceLimits:
