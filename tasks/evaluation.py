@@ -17,7 +17,7 @@ from rollout.service import event_loop
 from rollout.service.episode_runner import run_prompts
 from storage.coordination.gpus_of_service import gpus_of_service
 from storage.coordination.lifetime import Lifetime, StoppedError
-from storage.errors import ConflictError
+from storage.errors import ConfigError, ConflictError
 from storage.records.control import ServiceState, WaitReason
 from storage.records.progress import EvaluationProgress
 from storage.records.rollouts import Episode, Group
@@ -28,7 +28,7 @@ from storage.weights import manifests
 from tasks import held_out_play
 from tasks.kept_episodes import keep
 from tasks.recipes.placement import evaluation_engine
-from tasks.recipes.run_config import EvaluationConfig, RunConfig
+from tasks.recipes.run_config import HELD_OUT_MAX, EvaluationConfig, RunConfig
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def evaluate_versions(
     is called after each episode.
 
     Raises:
-        ConfigError: the prompts cannot be read.
+        ConfigError: the prompts cannot be read, or are more than HELD_OUT_MAX.
         NotFoundError: a version does not exist.
         CorruptError: the bytes of a version do not have the digests in its manifest.
     """
@@ -164,6 +164,12 @@ async def _play(
     on_episode: Callable[[Episode], None] | None,
 ) -> tuple[Group, ...]:
     stream = stream_of(run, "evaluation.prompts", evaluation.prompts)
+    # Before any prompt is made: a built-in source makes as many as its limit says.
+    if (num_prompts := stream.num(evaluation.prompts.limit)) > HELD_OUT_MAX:
+        raise ConfigError(
+            f"evaluation.prompts has {num_prompts:,} prompts, and at most {HELD_OUT_MAX:,} are "
+            "played; set a limit, and start the run under another id"
+        )
     prompts = stream.all(evaluation.prompts.limit)
     in_run = {policy: (run, version) for policy, version in versions.items()}
     async with held_out_play.pool_with(in_run, config, evaluation) as pool:

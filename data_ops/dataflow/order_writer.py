@@ -4,7 +4,8 @@
     finished orders ──see──▶ Curate.observe ──▶ Order.seen
 
 All of it is a fold over the run's orders and the shards they list as seen, so a restart ends in the
-same state. Orders and shards that are damaged or lost are left out of the fold. How many orders
+same state. Orders and shards that are damaged or lost are left out of the fold, and so are cursors
+that are none. How many orders
 there should be is decided in `admission`.
 """
 
@@ -15,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from data_ops.algorithms.protocols import Curate
-from data_ops.prompts.stream import PromptStream
+from data_ops.prompts.stream import PromptStream, check_cursor
 from storage import layout
 from storage.errors import CorruptError, NotFoundError
+from storage.records.numbers import COUNT_MAX
 from storage.records.rollouts import Order, Prompt, Shard
 from storage.records.types import Json
 from storage.run import orders, shards
@@ -114,7 +116,7 @@ class OrderWriter:
             seed=seed,
             seen=tuple(self._to_see),
             cursor=cursor,
-            tokens=self._tokens,
+            tokens=min(self._tokens, COUNT_MAX),
             created_s=now_s,
         )
 
@@ -168,4 +170,9 @@ class OrderWriter:
                     continue  # most likely then, too: created-once bytes do not change
                 self._observe(number, shard)
         self._tokens = max(self._tokens, order.tokens)
-        self._cursor = order.cursor
+        try:
+            check_cursor(order.cursor)
+        except CorruptError as error:
+            log.warning("%s has no cursor: %s", layout.order(order.number), error)
+        else:
+            self._cursor = order.cursor

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from storage.errors import ConfigError, CorruptError
+from storage.records.numbers import QUANTITY_MAX
 from storage.records.rollouts import Prompt
 from storage.records.types import Json
 
@@ -50,16 +51,19 @@ class PromptStream:
             position += 1
         return prompts, {"epoch": epoch, "position": position}
 
-    def all(self, limit: int | None = None) -> list[Prompt]:
-        """Return the source's first `limit` prompts (or all) in the source's order. Raises
-        ConfigError for all of an endless source.
-        """
+    def num(self, limit: int | None = None) -> int:
+        """Return how many prompts `all` returns; raises what it raises, and makes none."""
         if limit is None and self._size is None:
             raise ConfigError(
                 "the source of the prompts is endless; set prompts.limit, such as 512"
             )
-        size = min(bound for bound in (limit, self._size) if bound is not None)
-        return [self._at(index) for index in range(size)]
+        return min(bound for bound in (limit, self._size) if bound is not None)
+
+    def all(self, limit: int | None = None) -> list[Prompt]:
+        """Return the source's first `limit` prompts (or all) in the source's order. Raises
+        ConfigError for all of an endless source.
+        """
+        return [self._at(index) for index in range(self.num(limit))]
 
     def _index(self, epoch: int, position: int) -> int:
         if self._size is None:
@@ -68,6 +72,14 @@ class PromptStream:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._size)
             self._permutation = (epoch, order)
         return int(self._permutation[1][position])
+
+
+def check_cursor(cursor: Json) -> None:
+    """Raise CorruptError for a stored cursor that is none, or beyond any run: the one behind it
+    might have more bits than an order may have.
+    """
+    if max(_read_cursor(cursor)) > QUANTITY_MAX:
+        raise CorruptError(f"the prompt cursor {cursor} has a number above {QUANTITY_MAX}")
 
 
 def _read_cursor(cursor: Json) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from storage import layout
-from storage.coordination.heartbeats import TEXT_MAX, encode, parse
+from storage.coordination.heartbeats import TEXT_MAX, encode, is_too_far_ahead, parse
 from storage.errors import AstraFlowError, ConfigError
 from storage.formats.json_values import storable_text
 from storage.records.control import ClosingStep, Heartbeat, ServiceState, WaitReason
@@ -233,7 +233,9 @@ class HeartbeatWriter:
             log.warning("%s continues without heartbeats: %s", self._beat.id, error)
 
     def _is_superseded(self) -> bool:
-        """Return whether the stored heartbeat is a higher attempt's; False if it is unreadable."""
+        """Return whether the stored heartbeat is a higher attempt's; False if it is unreadable, or
+        of an attempt that cannot have been launched.
+        """
         if self._leave is None or self._superseded:
             return self._superseded
         try:
@@ -242,7 +244,7 @@ class HeartbeatWriter:
             log.debug("no heartbeat in %s: %s", self._key, error)
             return False
         last = self.last
-        if stored.attempt <= last.attempt:
+        if stored.attempt <= last.attempt or is_too_far_ahead(stored, last.attempt):
             return False
         self._superseded = True
         log.warning(

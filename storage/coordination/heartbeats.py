@@ -40,6 +40,11 @@ _FOLDERS = {f"{layout.HEARTBEATS}/{kind}" for kind in get_args(ServiceKind)}
 """An object or a link under such a key hides the heartbeats of a kind."""
 
 BYTES_MAX = 1_000_000
+ATTEMPTS_AHEAD_MAX = 1_000
+"""A heartbeat whose attempt is further ahead of the newest one that is known is not its member's.
+Attempts follow each other, and so would that of its replacement: the one after the largest number
+could write no heartbeat that is read.
+"""
 TEXT_MAX = 2_000
 """Maximum characters of a note or another text; longer ones are cut when written and when read."""
 
@@ -135,6 +140,27 @@ def parse(body: bytes, key: str) -> Heartbeat:
             "progress": build(PROGRESS_OF[stored.kind], dump(_progress_fields(stored)), key),
         }
     )
+
+
+def is_too_far_ahead(beat: Heartbeat, attempt: int) -> bool:
+    """Return whether no launches can have led from `attempt` (−1: none) to the heartbeat's."""
+    return beat.attempt > attempt + ATTEMPTS_AHEAD_MAX
+
+
+def launchable(seen: Heartbeats, newest: Mapping[str, int]) -> Heartbeats:
+    """Return the heartbeats; those that are too far ahead are listed as unreadable.
+
+    Args:
+        newest: member → its newest attempt; without those of which none is known.
+    """
+    beats, unreadable = [], dict(seen.unreadable)
+    for beat in seen.beats:
+        if is_too_far_ahead(beat, newest.get(beat.id, -1)):
+            key = layout.heartbeat(beat.kind, beat.id)
+            unreadable[key] = f"{key} is of attempt {beat.attempt}, which was not launched"
+        else:
+            beats.append(beat)
+    return Heartbeats(beats, unreadable)
 
 
 def encode(beat: Heartbeat) -> bytes:

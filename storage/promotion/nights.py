@@ -19,6 +19,7 @@ from storage.errors import UNREADABLE, ConfigError, CorruptError, NotFoundError
 from storage.formats.json_objects import seal, unseal
 from storage.plain_names import RUN_ID
 from storage.records.nights import NightOutcome, NightPlan, NightStart
+from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 
 READ_THREADS = 16
@@ -72,15 +73,18 @@ def create_start(store: ObjectStore, start: NightStart) -> None:
 def read_starts(store: ObjectStore, name: str, night: str, newest: int) -> list[NightStart]:
     """Read the `newest` records of the night's further starts, oldest first.
 
+    Those behind a missing number are not read: none could follow the largest number.
+
     Raises CorruptError for an invalid one.
     """
 
     def key_of(number: int) -> str:
         return layout.night_start(name, night, number)
 
-    numbers = layout.numbers(store.list(key_of(0).rpartition("/")[0]), key_of)[-newest:]
+    numbers = {*layout.numbers(store.list(key_of(0).rpartition("/")[0]), key_of)}
+    end = first_absent(numbers.__contains__, 1)
     starts = []
-    for number in numbers:
+    for number in range(max(1, end - newest), end):
         start = _read(store, NightStart, lambda *_, n=number: key_of(n), name, night)
         if start is not None and start.number != number:
             raise CorruptError(f"{key_of(number)} holds start {start.number} of the night")

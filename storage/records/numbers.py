@@ -13,6 +13,8 @@ INTEGER_BITS = 128
 """Limit of any integer in a stored object: states of random generators have 128 bits."""
 QUANTITY_MAX = 2**53
 """Up to here a float represents every integer."""
+COUNT_MAX = 2**63 - 1
+"""Largest count: of a signed 64-bit integer."""
 TIME_MAX_S = 253_402_214_400.0
 """The last day of the year 9999 begins: the last that `datetime` has in every time zone."""
 
@@ -23,7 +25,7 @@ def _from_string(value: Any) -> Any:
 
 Number: TypeAlias = Annotated[float, BeforeValidator(_from_string)]
 """A float, which in JSON may be the string "NaN", "Infinity" or "-Infinity"."""
-Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=COUNT_MAX + 1)]
 """A number of things, or an index; fits a signed 64-bit integer."""
 Quantity: TypeAlias = Annotated[float, Field(ge=0, le=QUANTITY_MAX, allow_inf_nan=False)]
 """A finite float from 0 to 2^53: a counter, a rate, a duration."""

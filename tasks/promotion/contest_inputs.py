@@ -119,22 +119,25 @@ def prompts_by_dataset(
         run: the candidate's, which has the rows of an evaluation on a data window.
     """
     sources = gate.datasets or {evaluation.dataset: evaluation.prompts}
-    prompts = {
-        name: stream_of(run, "evaluation.prompts", source).all(source.limit)
-        for name, source in sources.items()
+    streams = {
+        name: stream_of(run, "evaluation.prompts", source) for name, source in sources.items()
     }
-    for dataset, problems in prompts.items():
-        if len(problems) < gate.min_problems:
+    # Before any problem is made: a built-in source makes as many as its limit says.
+    for dataset, stream in streams.items():
+        num_problems = stream.num(sources[dataset].limit)
+        if num_problems < gate.min_problems:
             raise ConfigError(
-                f"{dataset} has {len(problems)} problems, and the gate needs {gate.min_problems} "
+                f"{dataset} has {num_problems} problems, and the gate needs {gate.min_problems} "
                 "(gate.min_problems); name a larger data set, or set another number"
             )
-        if (episodes := len(problems) * gate.samples) > EPISODES_MAX:
+        if (episodes := num_problems * gate.samples) > EPISODES_MAX:
             raise ConfigError(
-                f"{dataset} has {len(problems):,} problems, so {episodes:,} episodes would be "
+                f"{dataset} has {num_problems:,} problems, so {episodes:,} episodes would be "
                 f"played by each team, and {EPISODES_MAX:,} are allowed; set a limit, or lower "
                 "gate.samples"
             )
+    prompts = {name: stream.all(sources[name].limit) for name, stream in streams.items()}
+    for dataset, problems in prompts.items():
         seen: set[str] = set()
         for prompt in problems:
             if fault := json_values.fault(prompt.fields):

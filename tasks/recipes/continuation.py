@@ -3,10 +3,11 @@
 models           versions of the other run, from which the new run's step 0 begins
 steps            those of the new run, counted from 0, as its learning-rate schedule is
 seed             the next one: the same seed would sample the same numbers again
-prompts          go on behind the newest order of the other run
+prompts          go on behind the newest order of the other run that has a position
 train.reference  the version that the new run begins with
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from storage.store.object_store import ObjectStore
 from tasks.base_models.origins import LATEST
 from tasks.recipes import schema
 from tasks.recipes.stored_config import read_config
+
+log = logging.getLogger(__name__)
 
 SEEDS = 2**63
 """Seeds are smaller than this."""
@@ -58,8 +61,8 @@ def continuation(
 
 
 def prompts_end(run: ObjectStore) -> Json:
-    """Return the position behind the prompts of the run's newest readable order. Orders are listed:
-    below a stray one of a high number any number may be missing.
+    """Return the position behind the prompts of the run's newest readable order whose cursor is
+    one. Orders are listed: below a stray one of a high number any number may be missing.
     """
     for number in reversed(layout.numbers(run.list(f"{layout.ORDERS}/"), layout.order)):
         try:
@@ -67,12 +70,9 @@ def prompts_end(run: ObjectStore) -> Json:
         except (CorruptError, NotFoundError):
             continue  # the prompts of a damaged order are taken again
         try:
-            return PromptPosition.model_validate(cursor).model_dump(mode="json")
-        except ValidationError as error:
-            raise ConfigError(
-                f"order {number} of {run.url} has the cursor {cursor}, which is no position of "
-                "prompts; continue its versions by a recipe with model: {run: …}"
-            ) from error
+            return PromptPosition.model_validate(cursor, strict=True).model_dump(mode="json")
+        except ValidationError:
+            log.warning("order %d of %s has no position of prompts as its cursor", number, run.url)
     return PromptPosition().model_dump(mode="json")
 
 

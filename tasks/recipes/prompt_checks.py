@@ -15,7 +15,7 @@ from data_ops.prompts.path import SUFFIXES, FilePrompts
 from data_ops.prompts.window import WindowPrompts
 from storage.errors import ConfigError
 from storage.store.source_files import is_remote
-from tasks.recipes.run_config import RunConfig
+from tasks.recipes.run_config import HELD_OUT_MAX, RunConfig
 from tasks.recipes.yaml_file import KeyPath
 
 
@@ -29,6 +29,12 @@ def faults(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
                 path,
                 "is a data window, which is frozen with a run, and the champion is of another one; "
                 "name a file",
+            )
+        if path[0] == "evaluation" and (source.limit or 0) > HELD_OUT_MAX:
+            yield (
+                (*path, "limit"),
+                f"{source.limit:,} prompts are too many for an evaluation; at most "
+                f"{HELD_OUT_MAX:,} are played",
             )
         yield from _source(path, source)
         yield from _held_out(path, source, train)

@@ -211,12 +211,17 @@ class Supervisor:
         return used_up
 
     def _heartbeats(self) -> list[Heartbeat]:
-        """Read all readable heartbeats; the others are logged once.
+        """Read all readable heartbeats of attempts that were launched; the others are logged once.
 
         Raises:
             ConfigError: the heartbeats cannot be listed.
         """
-        seen = heartbeats.read_all(self.run)
+        newest = {
+            member: watch.launched.attempt
+            for member, watch in self.watches.items()
+            if watch.launched
+        }
+        seen = heartbeats.launchable(heartbeats.read_all(self.run), newest)
         if layout.HEARTBEATS in seen.unreadable:
             raise ConfigError(seen.unreadable[layout.HEARTBEATS])
         for key in seen.unreadable.keys() - self._unreadable:

@@ -18,7 +18,7 @@ from storage.coordination.lifetime import CHECK_INTERVAL_S, Lifetime
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.records.control import Stop, WaitReason
 from storage.records.progress import EvaluationProgress
-from storage.records.rollouts import Episode
+from storage.records.rollouts import Episode, Prompt
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from storage.run import evaluation_samples, evaluations, runs
@@ -504,6 +504,22 @@ def test_the_duration_of_an_evaluation_is_valid_when_the_clock_is_set_back(
     evaluate_versions(memory_store, played, {"solver": 0, "verifier": 0})
     stored = evaluations.read(memory_store, {"solver": 0, "verifier": 0})
     assert 0 <= stored.seconds < 600
+
+
+def test_no_prompt_is_made_of_an_evaluation_that_is_too_large(
+    memory_store: ObjectStore, played: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*_: object) -> Prompt:
+        raise AssertionError("a prompt was made")
+
+    assert played.evaluation is not None
+    prompts = played.evaluation.prompts.model_copy(update={"limit": 100_001})
+    evaluation = played.evaluation.model_copy(update={"prompts": prompts})
+    monkeypatch.setattr("data_ops.prompts.builtin.problem", make)
+    with pytest.raises(ConfigError, match="has 100,001 prompts, and at most 100,000 are played"):
+        evaluate_versions(
+            memory_store, played.model_copy(update={"evaluation": evaluation}), {"solver": 0}
+        )
 
 
 def test_an_evaluation_of_a_data_window_plays_the_frozen_rows(

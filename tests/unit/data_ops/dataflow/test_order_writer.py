@@ -10,6 +10,7 @@ from data_ops.prompts.stream import PromptStream
 from storage import layout
 from storage.errors import NotFoundError
 from storage.records.rollouts import Order, Prompt, Shard
+from storage.records.types import Json
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from tests.support.runs.builders import shard
@@ -138,6 +139,40 @@ def test_a_damaged_newest_order_does_not_lower_the_sampled_tokens(
     write(memory_store, writer)
     memory_store.put(layout.order(2), b"torn")
     assert write(memory_store, ordering(memory_store)).tokens == 4
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        {"next": 1},
+        {"epoch": "a"},
+        {"position": -1},
+        {"position": 2**128 - 1},
+        {"epoch": 2**128 - 1, "position": 0},
+    ],
+)
+def test_an_order_without_a_cursor_leaves_that_of_the_order_before(
+    memory_store: ObjectStore, cursor: Json
+) -> None:
+    """The newest one, too: a run does not end by it."""
+    writer = ordering(memory_store)
+    write(memory_store, writer)
+    orders.create(memory_store, replace(writer.draft(4, 0.0), cursor=cursor))
+    writer = ordering(memory_store)
+    order = write(memory_store, writer)
+    assert (order.number, ids(order)) == (2, ["p/2", "p/3"])
+    assert ids(write(memory_store, writer)) == ["p/4", "p/5"]
+
+
+def test_orders_follow_one_with_as_many_sampled_tokens_as_can_be_read(
+    memory_store: ObjectStore,
+) -> None:
+    writer = ordering(memory_store)
+    orders.create(memory_store, replace(writer.draft(4, 0.0), tokens=2**63 - 1))
+    writer = ordering(memory_store)
+    writer.see(0, None, 4)
+    assert write(memory_store, writer).tokens == 2**63 - 1
+    assert write(memory_store, ordering(memory_store)).tokens == 2**63 - 1
 
 
 def test_a_shard_seen_after_the_draft_is_listed_in_the_following_order(

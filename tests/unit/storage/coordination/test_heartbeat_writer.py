@@ -331,11 +331,12 @@ def test_a_service_writes_no_number_or_text_that_a_reader_would_refuse(
     assert beat.note == "?" + "x" * 1_999
 
 
+@pytest.mark.parametrize("attempt", [10**400, 2**63 - 1, 1_001])
 def test_an_absurd_heartbeat_of_a_rival_attempt_supersedes_no_service(
-    memory_store: ObjectStore,
+    memory_store: ObjectStore, attempt: int
 ) -> None:
     left: list[str] = []
-    rival = json.loads(stands(memory_store, 2)) | {"attempt": 10**400}
+    rival = json.loads(stands(memory_store, 2)) | {"attempt": attempt}
     memory_store.put(KEY, json.dumps(rival).encode())
     with HeartbeatWriter(
         memory_store, "trainer", "t", 0, IDLE_S, leave=lambda: left.append("left")

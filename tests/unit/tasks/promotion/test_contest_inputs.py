@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from data_ops.prompts.builtin import BuiltinPrompts
 from storage.errors import ConfigError
 from storage.promotion import outcomes
 from storage.records.promotions import Team
@@ -150,6 +151,28 @@ def test_data_sets_that_cannot_be_judged_are_refused_before_anything_is_played(
     with pytest.raises(ConfigError, match="the recipe has no evaluation"):
         paired_outcomes(memory_store, LOG, *teams, config.model_copy(update={"evaluation": None}))
     assert SkilledEngine.made == []
+
+
+def test_no_problem_is_made_of_a_data_set_that_is_refused(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A `run.json` may give any limit that a source takes."""
+
+    def make(*_: object) -> Prompt:
+        raise AssertionError("a problem was made")
+
+    monkeypatch.setattr("data_ops.prompts.builtin.problem", make)
+    gate, evaluation = contest_inputs.gate_settings(contest_config())
+    many = BuiltinPrompts(builtin="chained_addition", split="test", limit=10_000_000)
+    for selected, where in (
+        (gate.model_copy(update={"datasets": {"far": many}}), evaluation),
+        (
+            gate.model_copy(update={"datasets": {}}),
+            evaluation.model_copy(update={"prompts": many}),
+        ),
+    ):
+        with pytest.raises(ConfigError, match="so 10,000,000 episodes would be played"):
+            contest_inputs.prompts_by_dataset(selected, where, run)
 
 
 class Twins:

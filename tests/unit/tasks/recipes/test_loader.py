@@ -258,6 +258,14 @@ def test_an_endless_evaluation_is_refused() -> None:
     )
 
 
+def test_an_evaluation_of_too_many_prompts_is_refused() -> None:
+    prompts = "{builtin: chained_addition, split: test, limit: 100001}"
+    assert error_of(f"{RECIPE}evaluation:\n  prompts: {prompts}\n") == (
+        "recipe, line 13: evaluation.prompts.limit: 100,001 prompts are too many for an "
+        "evaluation; at most 100,000 are played"
+    )
+
+
 def test_answers_longer_than_the_context_are_refused() -> None:
     message = error_of(RECIPE.replace("44", "512"))
     assert message == (

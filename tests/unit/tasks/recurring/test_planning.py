@@ -332,6 +332,18 @@ def test_a_start_that_cannot_be_read_is_named_with_what_to_do(memory_store: Obje
         begin(memory_store, FIRST)
 
 
+def test_a_stray_start_of_the_largest_number_stops_no_further_one(
+    memory_store: ObjectStore,
+) -> None:
+    plan = planned(memory_store, FIRST)
+    begin(memory_store, FIRST)
+    (first,) = nights.read_starts(memory_store, "tiny", FIRST, RESTARTS_MAX)
+    nights.create_start(memory_store, replace(first, number=2**63 - 1))
+    assert begin(memory_store, FIRST) == plan
+    starts = nights.read_starts(memory_store, "tiny", FIRST, RESTARTS_MAX)
+    assert [each.number for each in starts] == [1, 2]
+
+
 def test_of_two_processes_that_take_up_a_night_one_does(memory_store: ObjectStore) -> None:
     plan = planned(memory_store, FIRST)
     create = nights.create_start

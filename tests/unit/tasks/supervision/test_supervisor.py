@@ -575,6 +575,27 @@ def test_attempt_numbers_continue_from_the_store_when_prefect_has_lost_them(
     assert world.launcher.crashed == [], "what a former life left is not the silence of this one"
 
 
+def test_a_heartbeat_of_an_attempt_that_cannot_have_been_launched_is_ignored(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The attempt after it could write no heartbeat that is read."""
+    world.look()
+    world.run_all()
+    world.beat(1)
+    world.beat(7, "trainer-solver", attempt=2**63 - 1)
+    world.look(rounds=3)
+    assert [each for each in caplog.messages if "cannot be read" in each] == [
+        "a heartbeat cannot be read, its member is taken for silent: "
+        "heartbeats/trainer/trainer-solver.json is of attempt 9223372036854775807, which was not "
+        "launched"
+    ]
+    world.beat(8, "trainer-solver", attempt=0)  # the living attempt overwrites it
+    world.look()
+    world.launcher.set("trainer-solver", FlowRunPhase.ENDED)
+    world.look()
+    assert world.launcher.launched[-1] == ("trainer-solver", 1)
+
+
 def test_a_restarted_supervisor_launches_no_member_before_prefect_lists_the_flow_runs(
     world: World,
 ) -> None:
