@@ -5,8 +5,7 @@
 
 All of it is a fold over the run's orders and the shards they list as seen, so a restart ends in the
 same state. Orders and shards that are damaged or lost are left out of the fold, and so are cursors
-that are none. How many orders
-there should be is decided in `admission`.
+that are no position of prompts. How many orders there should be is decided in `admission`.
 """
 
 import logging

@@ -75,8 +75,8 @@ class PromptStream:
 
 
 def check_cursor(cursor: Json) -> None:
-    """Raise CorruptError for a stored cursor that is none, or beyond any run: the one behind it
-    might have more bits than an order may have.
+    """Raise CorruptError for a stored cursor that is no position of prompts, or one beyond any run:
+    the next position could be too large for an order.
     """
     if max(_read_cursor(cursor)) > QUANTITY_MAX:
         raise CorruptError(f"the prompt cursor {cursor} has a number above {QUANTITY_MAX}")

@@ -25,7 +25,7 @@ def _from_string(value: Any) -> Any:
 
 Number: TypeAlias = Annotated[float, BeforeValidator(_from_string)]
 """A float, which in JSON may be the string "NaN", "Infinity" or "-Infinity"."""
-Count: TypeAlias = Annotated[int, Field(ge=0, lt=COUNT_MAX + 1)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 """A number of things, or an index; fits a signed 64-bit integer."""
 Quantity: TypeAlias = Annotated[float, Field(ge=0, le=QUANTITY_MAX, allow_inf_nan=False)]
 """A finite float from 0 to 2^53: a counter, a rate, a duration."""

@@ -74,7 +74,7 @@ TOLD = {
     "JSON with an integer of 2^128": "has an integer of 129 bits; at most 128 are read",
     "JSON with three million lists": "has 6000015 JSON values in 9000190 bytes; at most 2097152 are read",
     "JSON with a million wrong objects": "orders/00000000.json is not a Order: prompts.0.id: Field required",
-    "JSON with a count of 2^63": "seed: Input should be less than 9223372036854775808",
+    "JSON with a count of 2^63": "seed: Input should be less than or equal to 9223372036854775807",
     "JSON with a negative count": "samples_per_prompt: Input should be greater than or equal to 0",
     "a checksum that is a number": r"orders/end.json has the checksum 1{32}, which is not 32 hex digits",
     "a heartbeat of a long number": "heartbeats/x has an integer of 13288 bits",
