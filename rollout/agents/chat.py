@@ -199,13 +199,19 @@ def _no_tokenizer(files: Mapping[str, bytes], error: BaseException) -> ConfigErr
 
 
 def _settings(files: Mapping[str, bytes]) -> dict[str, Json]:
-    """Return the tokenizer's settings by file, without paths; ConfigError for other than JSON."""
+    """Return the tokenizer's settings by file, without paths.
+
+    ConfigError for other than JSON, and for absurd numbers.
+    """
     try:
-        return {
+        settings = {
             name: without_paths(parse(files[name], name))
             for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
             if name in files
         }
+        for name, fields in settings.items():
+            token_texts.check_counts(fields, name)
+        return settings
     except (CorruptError, ConfigError) as error:
         raise _no_tokenizer(files, error) from error
 

@@ -32,6 +32,13 @@ PATH_SUFFIXES: Final = ("_file", "_files", "_spm")
 """Keys of a tokenizer's settings whose values transformers opens as files."""
 SIZE_FLOOR: Final = 2**16
 """Sizes up to this one cost little, and are accepted beside any tensors."""
+SIZE_MAX: Final = 2**20
+"""Larger ones are refused beside any tensors, those of a vocabulary excepted: a manifest may claim
+any shape, and a tensor with a dimension of 0 has no bytes. A configuration has a list item for each
+layer and a name for each label.
+"""
+VOCABULARY = "vocab"
+"""In the names of sizes with which a configuration makes no lists."""
 DIGITS_SHOWN_MAX = 24
 PREFIXES, SUFFIXES = ("num_", "n_"), ("_size", "_dim")
 """Keys of counts and sizes: `num_hidden_layers`, `n_embd`, `vocab_size`, `head_dim`."""
@@ -47,7 +54,8 @@ REPEATS: Final = "attention_types"
 
 
 def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> None:
-    """Raise CorruptError when a count or size in `body` exceeds every dimension of `shapes`.
+    """Raise CorruptError when a count or size in `body` exceeds every dimension of `shapes`, or
+    SIZE_MAX.
 
     Example: `num_hidden_layers: 1000000` beside an embedding of (151936, 2048).
     """
@@ -68,12 +76,16 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
                     f"most {CHUNK_MAX} tokens at once"
                 )
             size = _repeats(given) if key == REPEATS else given if _is_size(key) else None
-            if isinstance(size, int | float) and size > limit:
-                digits = str(size)[:DIGITS_SHOWN_MAX]
+            if not isinstance(size, int | float):
+                continue
+            digits = str(size)[:DIGITS_SHOWN_MAX]
+            if size > limit:
                 raise CorruptError(
                     f"{what}: {key} is {digits}, but the model's largest stored dimension is "
                     f"{limit}; publish the base model again with the config.json of its tensors"
                 )
+            if size > SIZE_MAX and VOCABULARY not in key:
+                raise CorruptError(f"{what}: {key} is {digits}; at most {SIZE_MAX:,} is read")
 
 
 def positions(section: Json, given: float = 1.0) -> Iterator[float]:

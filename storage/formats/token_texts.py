@@ -52,6 +52,13 @@ ENCODING_PARTS_MAX = 512
 """JSON objects of these steps, of which each has one to three. Common models have some twenty. All
 steps of a normalizer are applied to each added token when the file is loaded.
 """
+DIGITS_SHOWN_MAX = 24
+COUNT_MAX = 2**20
+"""Whole numbers in a tokenizer's settings, lengths excepted: a class may make as many tokens
+(`extra_ids`, `offset`), each a text of its own. Common models have some hundred.
+"""
+_LENGTH_KEYS = "max_len"
+"""In the names of limits, which are often 10^30: `model_max_length`."""
 _TOKEN_KEYS = ("_token", "_tokens")
 _ENCODING = ("normalizer", "pre_tokenizer", "post_processor")
 _ENCODING_GROWTH: Mapping[Any, int] = MappingProxyType(
@@ -73,6 +80,23 @@ def check_file(body: bytes, settings: Iterable[Json] = ()) -> None:
     _check_growth([fields.get(part) for part in _ENCODING])
     growth = _check_growth([fields.get("normalizer")])
     _check_added_tokens([fields.get("added_tokens"), *settings], growth, len(body))
+
+
+def check_counts(settings: Any, what: str) -> None:
+    """Raise CorruptError for settings with a whole number above COUNT_MAX, lengths excepted.
+
+    Called before a tokenizer's class gets them.
+    """
+    pending = [settings]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, dict):
+            pending += [each for key, each in part.items() if _LENGTH_KEYS not in key]
+        elif isinstance(part, int) and part > COUNT_MAX:
+            digits = str(part)[:DIGITS_SHOWN_MAX]
+            raise CorruptError(f"{what} has the number {digits}; at most {COUNT_MAX:,} is read")
 
 
 def _check_growth(steps: Iterable[Any]) -> int:

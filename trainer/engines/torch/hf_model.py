@@ -80,14 +80,15 @@ class HfModel:
         self.model = _build(model_config).to(self.device)
         self.body = self.model.base_model
         self.head: torch.nn.Linear = self.model.get_output_embeddings()
-        self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.positions = longest_context(model_config)
         with torch.no_grad():
             for name, tensor in self.tensors().items():
                 tensor.copy_(to_torch(weights[name]))
-        _check_head(self.model, self.vocab_size)
-        if packed:
-            _check_packing(self.model, self.vocab_size)
+        with _errors_of(model_config):
+            self.vocab_size: int = self.model.config.get_text_config().vocab_size
+            _check_head(self.model, self.vocab_size)
+            if packed:
+                _check_packing(self.model, self.vocab_size)
         _set_attention(self.model, attention)
         self.model.train()  # gradient checkpointing is off in eval()
         if activation_checkpointing:
@@ -293,22 +294,15 @@ def auto_classes() -> tuple[Any, Any]:
     return AutoConfig, AutoModelForCausalLM
 
 
-def _build(model_config: Json) -> Any:
-    """Build a float32 model without dropout, with random weights, on the current default device.
+@contextmanager
+def _errors_of(model_config: Json) -> Iterator[None]:
+    """Translate what transformers raises for a wrong value of a `config.json` into ConfigError.
 
-    Raises ConfigError for a `config.json` that transformers makes no model of.
+    Some values are found when the model is built, others when it runs.
     """
-    AutoConfig, AutoModelForCausalLM = auto_classes()
     try:
-        config = AutoConfig.for_model(**without_code(model_config))
-        _switch_off_dropout(config)
-        config.return_dict = True
-        # A config.json may name code of its own (auto_map): a model is data, so that is never run,
-        # nor offered to be.
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
-        )
-    except (AstraFlowError, MemoryError, OSError):
+        yield
+    except (AstraFlowError, MemoryError, OSError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # transformers raises anything for a wrong value
         if "can't allocate memory" in str(error):  # torch: a RuntimeError, on the CPU
@@ -320,6 +314,23 @@ def _build(model_config: Json) -> Any:
             f"{type(error).__name__}: {error}; correct this value, or use a model type that the "
             f"installed transformers has{code}"
         ) from error
+
+
+def _build(model_config: Json) -> Any:
+    """Build a float32 model without dropout, with random weights, on the current default device.
+
+    Raises ConfigError for a `config.json` that transformers makes no model of.
+    """
+    AutoConfig, AutoModelForCausalLM = auto_classes()
+    with _errors_of(model_config):
+        config = AutoConfig.for_model(**without_code(model_config))
+        _switch_off_dropout(config)
+        config.return_dict = True
+        # A config.json may name code of its own (auto_map): a model is data, so that is never run,
+        # nor offered to be.
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+        )
     for module in model.modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0

@@ -273,6 +273,16 @@ def test_a_vocabulary_outside_the_model_is_not_read(tmp_path: Path) -> None:
             b"[]",
             r"make no tokenizer: tokenizer_config\.json is a JSON list where an object belongs",
         ),
+        (
+            "tokenizer_config.json",
+            b'{"tokenizer_class": "ByT5Tokenizer", "extra_ids": 20000000}',
+            r"make no tokenizer: tokenizer_config\.json has the number 20000000; at most 1,048,576 is read",
+        ),
+        (
+            "special_tokens_map.json",
+            b'{"extra_ids": 1048577}',
+            r"make no tokenizer: special_tokens_map\.json has the number 1048577",
+        ),
         ("tokenizer.json", b"{}", "make no tokenizer: "),
         ("tokenizer.json", b"[" * 100_000, "make no tokenizer: "),
         (

@@ -55,6 +55,14 @@ def test_sizes_up_to_the_floor_are_accepted_for_small_tensors() -> None:
         check_sizes(body(window_size=2**16 + 1), [(4,)], "config")
 
 
+def test_a_size_above_2_to_the_20_is_refused_beside_any_tensors() -> None:
+    shapes = [(0, 10**9), (10**9, 1)]
+    check_sizes(body(vocab_size=10**9, num_labels=2**20), shapes, "config")
+    for key in ("num_labels", "num_hidden_layers"):
+        with pytest.raises(CorruptError, match=rf"^config: {key} is 1000000000; at most 1,048,576"):
+            check_sizes(body(text_config={key: 10**9}), shapes, "config")
+
+
 @pytest.mark.parametrize("key", ["chunk_size", "mamba_chunk_size"])
 def test_the_tokens_that_a_model_computes_at_once_are_limited(key: str) -> None:
     # The memory of such a model grows with their square, also for a sequence of four tokens.

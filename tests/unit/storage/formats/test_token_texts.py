@@ -204,3 +204,12 @@ def test_many_added_tokens_that_become_longer_are_refused() -> None:
     parts["added_tokens"] = [added("ab")] * 200
     with pytest.raises(CorruptError, match=r"may have 129,600 characters together after the norm"):
         token_texts.check_file(file_of(**parts))
+
+
+def test_a_very_large_number_in_a_tokenizers_settings_is_refused_except_a_length() -> None:
+    token_texts.check_counts(
+        {"model_max_length": 10**30, "extra_ids": 2**20, "parts": [{"offset": 103}], "x": True}, "s"
+    )
+    for settings in ({"extra_ids": 2**20 + 1}, {"parts": [{"offset": 10**4000}]}):
+        with pytest.raises(CorruptError, match=r"^s has the number \d{7,24}; at most 1,048,576"):
+            token_texts.check_counts(settings, "s")

@@ -88,6 +88,9 @@ def test_a_device_that_cannot_be_used_is_named(device: str) -> None:
         ({"pad_token_id": 10**6}, "AssertionError: "),
         ({"rope_parameters": [1]}, "gives no causal language model"),
         ({"num_attention_heads": 0}, "gives no causal language model"),
+        ({"layer_types": ["linear_attention"] * 2}, "KeyError: 'linear_attention'"),
+        ({"layer_types": ["sliding_attention"] * 2}, "ValueError: .*sliding_window"),
+        ({"text_encoder": {}}, "AttributeError: .*vocab_size"),
     ],
 )
 def test_a_wrong_value_of_a_config_is_named(change: Json, words: str) -> None:
