@@ -234,16 +234,14 @@ def read_file(folder: ObjectStore, info: FileInfo) -> bytes:
 
 
 def check_files(folder: ObjectStore, files: Sequence[FileInfo]) -> None:
-    """Read every file; CorruptError for one that is missing or differs from the manifest. One that
-    is listed thousands of times is read once.
-    """
+    """Read every file; CorruptError for one that is missing or differs from the manifest."""
 
     def check(info: FileInfo) -> None:
         read_twice(lambda: read_file(folder, info))
 
     with ordered_map(
         check,
-        dict.fromkeys(files),
+        files,
         threads=TRANSFERS_MAX,
         budget=MEMORY_BYTES,
         cost=lambda info: info.num_bytes,

@@ -11,7 +11,7 @@ from weakref import ReferenceType
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from storage.plain_names import DataFileName, DataFileNameOrNone, PartName, RunId
 from storage.records.numbers import Count, Number, UnixTime
@@ -89,6 +89,16 @@ class FileInfo:
     """`sha256:` + hex over the whole file."""
 
 
+def _each_once(files: tuple[FileInfo, ...]) -> tuple[FileInfo, ...]:
+    if len({file.name for file in files}) < len(files):
+        raise ValueError("a file is listed twice")
+    return files
+
+
+FileInfos: TypeAlias = Annotated[tuple[FileInfo, ...], AfterValidator(_each_once)]
+"""The files of a manifest that is read: each is read once, and its bytes count once."""
+
+
 @dataclass(frozen=True)
 class StoredDelta:
     """A delta: the changes of a version's tensors since an older version."""
@@ -97,7 +107,7 @@ class StoredDelta:
     """The older version."""
     tensors: Mapping[str, TensorInfo]
     """As in the version's manifest, but `file`, `entry` and `source` are those of the delta."""
-    files: tuple[FileInfo, ...]
+    files: FileInfos
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +170,7 @@ class Manifest:
     bit-equal weights.
     """
     tensors: Mapping[str, TensorInfo]
-    files: tuple[FileInfo, ...]
+    files: FileInfos
     """Tensor files. Version 0 lists the model's other files too (`config.json`, tokenizer, …)."""
     step: StoredDelta | None = None
     """Of an anchor: its delta to the version before, for readers that have loaded that version."""

@@ -12,7 +12,7 @@ from storage.formats.json_objects import unseal
 from storage.formats.tensor_set import Contents
 from storage.plain_names import new_write_id
 from storage.records.numbers import Number
-from storage.records.weights import FileInfo, HostTensor, TensorInfo
+from storage.records.weights import FileInfos, HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore, read_twice
 
 
@@ -22,7 +22,7 @@ class ModelManifest:
 
     build_digest: str
     tensors: Mapping[str, TensorInfo]
-    files: tuple[FileInfo, ...]
+    files: FileInfos
     metrics: Mapping[str, Number] = field(default_factory=dict)
     """Measurements of the build, such as its accuracy."""
     created_s: Number = 0.0

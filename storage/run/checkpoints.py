@@ -27,7 +27,7 @@ from storage.formats.tensor_set import MANIFEST, Contents
 from storage.plain_names import PartName, RunIdOrNone, new_write_id, quoted
 from storage.records.numbers import Number, Quantity
 from storage.records.types import Json
-from storage.records.weights import FileInfo, HostTensor, TensorInfo
+from storage.records.weights import FileInfos, HostTensor, TensorInfo
 from storage.run.runs import run_id
 from storage.store.object_store import ObjectStore, read_twice
 
@@ -55,7 +55,7 @@ class CheckpointManifest:
     step: int
     state: CheckpointState
     tensors: Mapping[str, TensorInfo]
-    files: tuple[FileInfo, ...]
+    files: FileInfos
     run: RunIdOrNone = ""
     """Run of which it is; empty in checkpoints of earlier releases."""
     created_s: Number = 0.0

@@ -44,9 +44,9 @@ class PathDelta:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the files that hold tensors; one that is listed many times counts once."""
+        """Bytes of the files that hold tensors."""
         used = {info.file for info in self.tensors.values()}
-        return sum({file.name: file.num_bytes for file in self.files if file.name in used}.values())
+        return sum(file.num_bytes for file in self.files if file.name in used)
 
     @property
     def folder(self) -> str:

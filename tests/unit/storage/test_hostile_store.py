@@ -10,13 +10,15 @@ import pytest
 from rollout.agents.chat import load_chat
 from storage import layout
 from storage.errors import ConfigError, CorruptError
+from storage.formats.json_objects import seal
 from storage.formats.safetensors import file_digest
-from storage.run import batches, checkpoints
+from storage.records.weights import MergedDelta, StoredDelta
+from storage.run import base_models, batches, checkpoints
 from storage.run.checkpoints import CheckpointState
 from storage.run.runs import create_run, open_run, read_all, read_run
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
-from storage.weights import publisher, reader
+from storage.weights import manifests, publisher, reader
 from tasks.episodes.token_view import decoder, text_decoder
 from tasks.maintenance.export import export_model
 from tasks.recipes.run_terms import run_terms
@@ -24,6 +26,7 @@ from tests.support.runs.builders import tensors
 from tests.support.runs.fakes import base_files
 from tests.support.runs.small_run import SmallRun
 from tests.support.runs.true_run import POLICIES, finished_run
+from tests.support.stores.resealed import resealed
 from tests.support.stores.stranger import WRITE_ID, sealed
 
 
@@ -156,6 +159,33 @@ def test_a_file_that_is_listed_twice_is_corrupt() -> None:
         CorruptError, match=r"lists the file 'config\.json', whose name is listed twice"
     ):
         reader.fetch_files(small_run.run, "solver")
+
+
+def test_a_manifest_that_lists_a_file_twice_is_corrupt(memory_store: ObjectStore) -> None:
+    """Bytes of a file count once in limits, and it is read once."""
+    run = create_run(memory_store, "r", {})
+    publisher.publish(run, "solver", 0, tensors(0))
+    checkpoints.save(run, "solver", 1, tensors(0), CheckpointState({}, 0.0))
+    base_models.save_model(run, "b" * 64, tensors(0), {}, {})
+    folder, digits = layout.weights("solver", 0), layout.model_prefix("b" * 64)
+    first = manifests.read_manifest(run, "solver", 0)
+    merged = MergedDelta(
+        policy="solver", version=8, step=StoredDelta(0, first.tensors, 2 * first.files)
+    )
+    run.create(layout.merged_delta("solver", 8, 0), seal(merged))
+    for key in (folder, layout.checkpoint("solver", 1), digits):
+        body = run.get(layout.manifest(key))
+        change = resealed(body, lambda fields: fields.update(files=2 * fields["files"]))
+        run.put(layout.manifest(key), change)
+    expected = "manifest.json is not a .*: files: a file is listed twice"
+    with pytest.raises(CorruptError, match=expected):
+        manifests.read_manifest(run, "solver", 0)
+    with pytest.raises(CorruptError, match=expected):
+        checkpoints.read_manifest(run, "solver", 1)
+    with pytest.raises(CorruptError, match=expected):
+        base_models.read_model_manifest(run, "b" * 64)
+    with pytest.raises(CorruptError, match=r"step\.files: a file is listed twice"):
+        manifests.read_merged(run, "solver", 8, 0)
 
 
 def test_verify_reports_an_object_with_an_invalid_name_and_checks_all_others(

@@ -6,11 +6,13 @@ JSON      SavedState
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from storage.errors import CorruptError
 from storage.formats.json_objects import build, dump
-from storage.records.numbers import Count
+from storage.records.numbers import QUANTITY_MAX
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.torch import rng_state
@@ -26,8 +28,10 @@ class OptimizerProgress:
     Example: `updates={"norm": 7}` after seven steps of AdamW.
     """
 
-    updates: Mapping[str, Count]
-    """Parameter → its optimizer steps; parameters whose optimizer counts none are left out."""
+    updates: Mapping[str, Annotated[int, Field(ge=0, le=QUANTITY_MAX)]]
+    """Parameter → its optimizer steps, which optimizers count as floats; parameters whose optimizer
+    counts none are left out.
+    """
     moments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Parameter → names of its tensors, for all but those that have the moments of AdamW."""
     numbers: Mapping[str, Mapping[str, int | float]] = field(default_factory=dict)

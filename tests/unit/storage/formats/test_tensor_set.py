@@ -8,7 +8,7 @@ import pytest
 from storage.errors import ConfigError, CorruptError
 from storage.formats import tensor_set
 from storage.formats.tensor_set import Contents, read_extra_files, read_tensors, write
-from storage.records.weights import FileInfo, HostTensor, TensorInfo
+from storage.records.weights import HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore
 from tests.support.runs import builders
 from tests.support.stores.damaging_store import damages_first_reads
@@ -244,20 +244,3 @@ def test_a_tensor_with_another_dtype_or_shape_than_in_the_manifest_is_rejected(
             CorruptError, match=r"the tensor b in .* is not the one its manifest lists"
         ):
             read_tensors(memory_store, Contents(listed, contents.files))
-
-
-def test_a_file_that_is_listed_many_times_is_checked_once(
-    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = stored(memory_store).files[0]
-    read_file, read = tensor_set.read_file, []
-
-    def counted(folder: ObjectStore, info: FileInfo) -> bytes:
-        read.append(info)
-        return read_file(folder, info)
-
-    monkeypatch.setattr(tensor_set, "read_file", counted)
-    tensor_set.check_files(memory_store, [file] * 1000)
-    assert read == [file]
-    with pytest.raises(CorruptError, match="is not what its manifest lists"):
-        tensor_set.check_files(memory_store, [file, replace(file, num_bytes=1)])

@@ -221,6 +221,20 @@ def test_the_form_of_an_adamw_state_is_that_of_earlier_releases() -> None:
     }
 
 
+def test_a_state_with_an_absurd_number_of_optimizer_steps_is_refused() -> None:
+    """After a step of the largest one that is read, what is saved can be read, too."""
+    engine = started()
+    engine.step(BATCHES[0])
+    tensors, state = through_files(*engine.save())
+    state["updates"] = dict.fromkeys(state["updates"], 2**53)
+    engine.load(tensors, state)
+    engine.step(BATCHES[1])
+    engine.load(*through_files(*engine.save()))
+    state["updates"]["model.norm.weight"] = 2**53 + 1
+    with pytest.raises(CorruptError, match=r"updates.model.norm.weight: .* less than or equal to"):
+        engine.load(tensors, state)
+
+
 def test_the_state_of_another_optimizer_is_refused() -> None:
     states = {}
     for name in ("adamw", "muon", "own"):
