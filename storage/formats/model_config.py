@@ -7,6 +7,7 @@ Libraries allocate by these sizes before they see a tensor: a list entry per lay
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from storage.errors import CorruptError
@@ -44,18 +45,28 @@ PREFIXES, SUFFIXES = ("num_", "n_"), ("_size", "_dim")
 """Keys of counts and sizes: `num_hidden_layers`, `n_embd`, `vocab_size`, `head_dim`."""
 POSITIONS_MAX: Final = 2**31
 """More positions are no limit."""
-CHUNK_KEYS: Final = frozenset({"chunk_size", "mamba_chunk_size"})
-CHUNK_MAX: Final = 512
-"""Tokens that a state space model computes at once. It pads each sequence to a multiple of them,
-and its memory grows with their square; published models have 64 to 256.
-"""
+LARGEST: Final[Mapping[str, int]] = MappingProxyType(
+    {
+        # Tokens that a state space model computes at once. It pads each sequence to a multiple of
+        # them, and its memory grows with their square; published models have 64 to 256.
+        "chunk_size": 512,
+        "mamba_chunk_size": 512,
+        # Passes through the same layers; published models have 2 and 3.
+        "H_cycles": 16,
+        "L_cycles": 16,
+        # Part of each head that is rotated: tables have as many columns.
+        "partial_rotary_factor": 1,
+        "rotary_pct": 1,
+    }
+)
+"""Numbers that no tensor limits → the largest that is read."""
 REPEATS: Final = "attention_types"
 """Key of lists with numbers of repetitions, which GPT-Neo makes into one list."""
 
 
 def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> None:
     """Raise CorruptError when a count or size in `body` exceeds every dimension of `shapes`, or
-    SIZE_MAX.
+    SIZE_MAX, or a number exceeds its limit in LARGEST.
 
     Example: `num_hidden_layers: 1000000` beside an embedding of (151936, 2048).
     """
@@ -70,22 +81,23 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
             continue
         pending += value.values()
         for key, given in value.items():
-            if key in CHUNK_KEYS and isinstance(given, int | float) and given > CHUNK_MAX:
-                raise CorruptError(
-                    f"{what}: {key} is {str(given)[:DIGITS_SHOWN_MAX]}; a model may compute at "
-                    f"most {CHUNK_MAX} tokens at once"
-                )
-            size = _repeats(given) if key == REPEATS else given if _is_size(key) else None
+            size = _repeats(given) if key == REPEATS else given
             if not isinstance(size, int | float):
                 continue
             digits = str(size)[:DIGITS_SHOWN_MAX]
-            if size > limit:
-                raise CorruptError(
-                    f"{what}: {key} is {digits}, but the model's largest stored dimension is "
-                    f"{limit}; publish the base model again with the config.json of its tensors"
-                )
-            if size > SIZE_MAX and VOCABULARY not in key:
-                raise CorruptError(f"{what}: {key} is {digits}; at most {SIZE_MAX:,} is read")
+            if key in LARGEST:
+                largest: float = LARGEST[key]
+            elif key == REPEATS or _is_size(key):
+                if size > limit:
+                    raise CorruptError(
+                        f"{what}: {key} is {digits}, but the model's largest stored dimension is "
+                        f"{limit}; publish the base model again with the config.json of its tensors"
+                    )
+                largest = math.inf if VOCABULARY in key else SIZE_MAX
+            else:
+                continue
+            if size > largest:
+                raise CorruptError(f"{what}: {key} is {digits}; at most {largest:,} is read")
 
 
 def positions(section: Json, given: float = 1.0) -> Iterator[float]:

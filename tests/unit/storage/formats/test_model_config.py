@@ -3,7 +3,7 @@ import json
 import pytest
 
 from storage.errors import CorruptError
-from storage.formats.model_config import CHUNK_MAX, check_sizes
+from storage.formats.model_config import check_sizes
 
 SHAPES = [(151_936, 2048), (2048,)]
 
@@ -63,13 +63,22 @@ def test_a_size_above_2_to_the_20_is_refused_beside_any_tensors() -> None:
             check_sizes(body(text_config={key: 10**9}), shapes, "config")
 
 
-@pytest.mark.parametrize("key", ["chunk_size", "mamba_chunk_size"])
-def test_the_tokens_that_a_model_computes_at_once_are_limited(key: str) -> None:
-    # The memory of such a model grows with their square, also for a sequence of four tokens.
-    check_sizes(body(**{key: CHUNK_MAX}), SHAPES, "config")
-    for size in (CHUNK_MAX + 1, 10.0**5, 10**4000):
-        with pytest.raises(CorruptError, match=rf"config: {key} is .* at most 512 tokens at once"):
-            check_sizes(body(text_config={key: size}), SHAPES, "config")
+@pytest.mark.parametrize(
+    ("key", "largest"),
+    [
+        ("chunk_size", 512),  # memory grows with its square, also for a sequence of four tokens
+        ("mamba_chunk_size", 512),
+        ("H_cycles", 16),
+        ("L_cycles", 16),
+        ("partial_rotary_factor", 1),
+        ("rotary_pct", 1),
+    ],
+)
+def test_a_number_that_no_tensor_limits_has_a_limit_of_its_own(key: str, largest: int) -> None:
+    check_sizes(body(**{key: largest}), SHAPES, "config")
+    for number in (largest + 1, largest + 0.5, 10**4000):
+        with pytest.raises(CorruptError, match=rf"config: {key} is .*; at most {largest} is read"):
+            check_sizes(body(text_config={"rope_parameters": {key: number}}), SHAPES, "config")
 
 
 def test_a_config_that_is_not_a_json_object_is_refused() -> None:
