@@ -11,7 +11,7 @@ from storage.promotion.outcomes import EPISODES_MAX
 from tasks.promotion.gate.custom import CustomGateTest
 from tasks.promotion.gate.mcnemar import McNemar
 from tasks.promotion.gate.outcomes import POOLED
-from tasks.recipes.run_config import ContestConfig, EvaluationConfig, RunConfig
+from tasks.recipes.run_config import HELD_OUT_MAX, ContestConfig, EvaluationConfig, RunConfig
 from tasks.recipes.yaml_file import KeyPath
 
 
@@ -107,3 +107,9 @@ def _sizes(gate: ContestConfig, evaluation: EvaluationConfig) -> Iterator[tuple[
                 f"{limit * gate.samples:,} episodes of each team, and at most {EPISODES_MAX:,} are "
                 "played; lower limit or samples",
             )
+    if (total := sum(limit or 0 for limit in sources.values())) > HELD_OUT_MAX:
+        yield (
+            ("gate", "datasets"),
+            f"have {total:,} problems together, and at most {HELD_OUT_MAX:,} are played; lower "
+            "limits, or name fewer data sets",
+        )

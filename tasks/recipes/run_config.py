@@ -37,7 +37,9 @@ from trainer.config import TrainConfig
 DATASETS_MAX = ROWS_MAX - 1
 """Data sets of the gate; its table has one more row."""
 HELD_OUT_MAX = 100_000
-"""Prompts of an evaluation: a task is started for each of them at once. The gate plays as many."""
+"""Prompts of an evaluation: a task is started for each of them at once. The gate plays as many, of
+all its data sets together.
+"""
 WORKERS_MAX = 10_000
 """Rollout workers of all regions: the supervisor looks at each of them every few seconds."""
 

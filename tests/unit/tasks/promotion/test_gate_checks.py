@@ -125,6 +125,15 @@ def test_more_episodes_than_are_played_are_refused() -> None:
     assert "gate.datasets.hard.limit: 100,001 problems with 1 samples" in message
 
 
+def test_data_sets_have_at_most_as_many_problems_together_as_one_may_have() -> None:
+    def gate(far: int) -> dict[str, object]:
+        return {"datasets": {"near": {**HARD, "limit": 99_920}, "far": {**HARD, "limit": far}}}
+
+    assert load(RECIPE, {"gate": gate(80)}).gate is not None
+    message = error_of(gate=gate(81))
+    assert "gate.datasets: have 100,001 problems together, and at most 100,000" in message
+
+
 def test_the_problems_of_a_gate_are_checked_as_those_of_the_evaluation(tmp_path: Path) -> None:
     def message(source: dict[str, object]) -> str:
         return error_of(gate={"datasets": {"hard": source}})
