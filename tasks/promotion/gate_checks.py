@@ -5,6 +5,7 @@ They are repeated when a stored run is compared, whose recipe may have no sectio
 
 from collections.abc import Iterator
 
+from data_ops.prompts.window import WindowPrompts
 from storage import layout
 from storage.errors import ConfigError
 from storage.promotion.outcomes import EPISODES_MAX
@@ -63,7 +64,13 @@ def without_effect(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _names(gate: ContestConfig, evaluation: EvaluationConfig) -> Iterator[tuple[KeyPath, str]]:
-    for name in gate.datasets:
+    for name, source in gate.datasets.items():
+        if isinstance(source, WindowPrompts):
+            yield (
+                ("gate", "datasets", name),
+                "is a data window, which is frozen with a run, and the champion is of another one; "
+                "name a file",
+            )
         if not layout.NAME.fullmatch(name):
             yield (
                 ("gate", "datasets", name),

@@ -8,6 +8,7 @@ import pytest
 from storage.errors import ConfigError
 from storage.run import runs
 from storage.store.object_store import ObjectStore
+from tasks.promotion import gate_checks
 from tasks.recipes import stored_config, yaml_file
 from tasks.recipes.loader import absolute_paths, load
 from tasks.recipes.run_config import ContestConfig
@@ -84,6 +85,16 @@ def test_a_custom_test_is_imported_when_the_recipe_is_read() -> None:
 def test_a_name_of_a_data_set_that_no_override_can_name_is_refused(name: str) -> None:
     message = error_of(gate={"datasets": {name: HARD}})
     assert "a data set has a name of up to 100 letters, digits, - and _" in message
+
+
+def test_no_data_set_is_a_data_window() -> None:
+    """Its rows are those of one run. A `run.json` with a hundred of them had them read as often."""
+    window = {"window": {"files": ["/data/*.jsonl"]}}
+    message = error_of(gate={"datasets": {"new": window}})
+    assert "gate.datasets.new: is a data window, which is frozen with a run" in message
+    gate = ContestConfig.model_validate({"datasets": {"new": window}})
+    stored = load(RECIPE).model_copy(update={"gate": gate})
+    assert [path for path, _ in gate_checks.faults(stored)] == [("gate", "datasets", "new")]
 
 
 def test_no_data_set_has_the_name_of_all_of_them() -> None:
