@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
 from data_ops.algorithms import CurateConfig, FilterConfig, SampleConfig
 from data_ops.algorithms.advantages import AdvantageConfig
@@ -14,6 +14,9 @@ from data_ops.prompts import PromptSource
 from data_ops.prompts.source import PromptPosition
 from storage.config_model import Count, CountOrNone, Frozen, OnlyWith, Seconds, Steps
 from storage.config_union import ByPath, variants
+
+ALGORITHMS_MAX = 16
+"""Algorithms of one place: each is called for every prompt, group or batch."""
 
 
 class ThreadRunner(Named):
@@ -79,11 +82,11 @@ class DataConfig(Frozen):
     """
     batches_ahead: Annotated[CountOrNone, OnlyWith("max_staleness", then=0)] = 1
     """Batches that may be ready beyond the one that the trainer works on."""
-    curate: list[CurateConfig] = [AcceptAll()]
+    curate: list[CurateConfig] = Field(default=[AcceptAll()], max_length=ALGORITHMS_MAX)
     """Which prompts are rolled out; applied in turn."""
-    filter: list[FilterConfig] = [ZeroAdvantage()]
+    filter: list[FilterConfig] = Field(default=[ZeroAdvantage()], max_length=ALGORITHMS_MAX)
     """Which (prompt, policy) groups are kept after rollout; applied in turn."""
-    sample: list[SampleConfig] = [Edf()]
+    sample: list[SampleConfig] = Field(default=[Edf()], max_length=ALGORITHMS_MAX)
     """In which order waiting sequences are used; the last one decides ties last."""
     advantage: AdvantageConfig = AdvantageConfig()
     keep_partial_groups: bool = True

@@ -13,7 +13,7 @@ STATIC_SHARE = 0.85
 device is for activations and CUDA graphs.
 """
 STATIC_SHARE_MAX = 0.95
-_NUMBERED = re.compile(r"cuda:(\d+)")
+_NUMBERED = re.compile(r"cuda:(\d{1,4})", re.ASCII)
 
 
 def placed(config: EngineConfig, policies: Sequence[str]) -> dict[str, EngineConfig]:

@@ -4,7 +4,7 @@ import re
 
 from trainer.config import TrainConfig
 
-_NUMBERED = re.compile(r"cuda:(\d+)")
+_NUMBERED = re.compile(r"cuda:(\d{1,4})", re.ASCII)
 
 
 def rank_gpus(config: TrainConfig) -> tuple[int, ...]:

@@ -88,7 +88,11 @@ class OrderWriter:
         self._tokens += num_sampled
 
     def draft(self, samples_per_prompt: int, now_s: float) -> Order:
-        """Return the next order, still to be committed. Nothing changes before `advance`."""
+        """Return the next order, still to be committed. Nothing changes before `advance`.
+
+        Raises ConfigError for an order that would be too large, before its prompts are made.
+        """
+        orders.check_size(self._prompts_per_order, samples_per_prompt)
         draws = [
             np.random.default_rng([self._seed, self.next_number, place])
             for place in range(len(self._curators))

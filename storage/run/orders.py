@@ -28,11 +28,7 @@ def create(run: ObjectStore, order: Order) -> None:
         ConfigError: it has more than EPISODES_MAX episodes, a prompt that JSON cannot represent,
             or more values than `read` accepts.
     """
-    if _num_episodes(order) > EPISODES_MAX:
-        raise ConfigError(
-            f"an order of {_num_episodes(order)} episodes is too large, at most {EPISODES_MAX} are "
-            "allowed: make data.prompts_per_order or data.samples_per_prompt smaller"
-        )
+    check_size(len(order.prompts), order.samples_per_prompt)
     for prompt in order.prompts:
         if fault := json_values.fault({"id": prompt.id, **prompt.fields}):
             path, reason = fault
@@ -43,6 +39,15 @@ def create(run: ObjectStore, order: Order) -> None:
             )
     key = layout.order(order.number)
     run.create(key, _readable_body(order, key))
+
+
+def check_size(num_prompts: int, samples_per_prompt: int) -> None:
+    """Raise ConfigError for an order with more than EPISODES_MAX episodes."""
+    if (episodes := max(1, num_prompts) * samples_per_prompt) > EPISODES_MAX:
+        raise ConfigError(
+            f"an order of {episodes} episodes is too large, at most {EPISODES_MAX} are "
+            "allowed: make data.prompts_per_order or data.samples_per_prompt smaller"
+        )
 
 
 def _readable_body(order: Order, key: str) -> bytes:

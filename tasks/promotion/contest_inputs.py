@@ -23,7 +23,7 @@ from storage.run import runs
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
 from tasks import held_out_play
-from tasks.recipes.run_config import ContestConfig, EvaluationConfig, RunConfig
+from tasks.recipes.run_config import HELD_OUT_MAX, ContestConfig, EvaluationConfig, RunConfig
 
 NO_EFFECT: Mapping[str, Any] = {
     "devices": True,
@@ -123,8 +123,8 @@ def prompts_by_dataset(
         name: stream_of(run, "evaluation.prompts", source) for name, source in sources.items()
     }
     # Before any problem is made: a built-in source makes as many as its limit says.
-    for dataset, stream in streams.items():
-        num_problems = stream.num(sources[dataset].limit)
+    nums = {dataset: stream.num(sources[dataset].limit) for dataset, stream in streams.items()}
+    for dataset, num_problems in nums.items():
         if num_problems < gate.min_problems:
             raise ConfigError(
                 f"{dataset} has {num_problems} problems, and the gate needs {gate.min_problems} "
@@ -136,6 +136,11 @@ def prompts_by_dataset(
                 f"played by each team, and {EPISODES_MAX:,} are allowed; set a limit, or lower "
                 "gate.samples"
             )
+    if (total := sum(nums.values())) > HELD_OUT_MAX:
+        raise ConfigError(
+            f"the data sets of the gate have {total:,} problems together, and at most "
+            f"{HELD_OUT_MAX:,} are played; set limits, or name fewer data sets"
+        )
     prompts = {name: stream.all(sources[name].limit) for name, stream in streams.items()}
     for dataset, problems in prompts.items():
         seen: set[str] = set()

@@ -5,13 +5,14 @@ They are repeated when a stored run is compared, whose recipe may have no sectio
 
 from collections.abc import Iterator
 
+from data_ops.prompts.window import WindowPrompts
 from storage import layout
 from storage.errors import ConfigError
 from storage.promotion.outcomes import EPISODES_MAX
 from tasks.promotion.gate.custom import CustomGateTest
 from tasks.promotion.gate.mcnemar import McNemar
 from tasks.promotion.gate.outcomes import POOLED
-from tasks.recipes.run_config import ContestConfig, EvaluationConfig, RunConfig
+from tasks.recipes.run_config import HELD_OUT_MAX, ContestConfig, EvaluationConfig, RunConfig
 from tasks.recipes.yaml_file import KeyPath
 
 
@@ -63,7 +64,13 @@ def without_effect(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _names(gate: ContestConfig, evaluation: EvaluationConfig) -> Iterator[tuple[KeyPath, str]]:
-    for name in gate.datasets:
+    for name, source in gate.datasets.items():
+        if isinstance(source, WindowPrompts):
+            yield (
+                ("gate", "datasets", name),
+                "is a data window, which is frozen with a run, and the champion is of another one; "
+                "name a file",
+            )
         if not layout.NAME.fullmatch(name):
             yield (
                 ("gate", "datasets", name),
@@ -107,3 +114,9 @@ def _sizes(gate: ContestConfig, evaluation: EvaluationConfig) -> Iterator[tuple[
                 f"{limit * gate.samples:,} episodes of each team, and at most {EPISODES_MAX:,} are "
                 "played; lower limit or samples",
             )
+    if (total := sum(limit or 0 for limit in sources.values())) > HELD_OUT_MAX:
+        yield (
+            ("gate", "datasets"),
+            f"have {total:,} problems together, and at most {HELD_OUT_MAX:,} are played; lower "
+            "limits, or name fewer data sets",
+        )

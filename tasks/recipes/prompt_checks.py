@@ -12,7 +12,6 @@ from data_ops.prompts import PromptSource
 from data_ops.prompts.builtin import BuiltinPrompts
 from data_ops.prompts.custom import CustomPrompts
 from data_ops.prompts.path import SUFFIXES, FilePrompts
-from data_ops.prompts.window import WindowPrompts
 from storage.errors import ConfigError
 from storage.store.source_files import is_remote
 from tasks.recipes.run_config import HELD_OUT_MAX, RunConfig
@@ -24,12 +23,6 @@ def faults(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     train = config.data.prompts
     yield from _source(("data", "prompts"), train)
     for path, source in held_out_sources(config).items():
-        if path[0] == "gate" and isinstance(source, WindowPrompts):
-            yield (
-                path,
-                "is a data window, which is frozen with a run, and the champion is of another one; "
-                "name a file",
-            )
         if path[0] == "evaluation" and (source.limit or 0) > HELD_OUT_MAX:
             yield (
                 (*path, "limit"),

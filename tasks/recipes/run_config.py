@@ -37,9 +37,14 @@ from trainer.config import TrainConfig
 DATASETS_MAX = ROWS_MAX - 1
 """Data sets of the gate; its table has one more row."""
 HELD_OUT_MAX = 100_000
-"""Prompts of an evaluation: a task is started for each of them at once. The gate plays as many."""
+"""Prompts of an evaluation: a task is started for each of them at once. The gate plays as many, of
+all its data sets together.
+"""
 WORKERS_MAX = 10_000
 """Rollout workers of all regions: the supervisor looks at each of them every few seconds."""
+
+MIRRORS_MAX = 32
+"""Regions with a mirror: gc asks all of them, each through a client of its own (12 MB)."""
 
 
 class PolicyConfig(Frozen):
@@ -224,6 +229,16 @@ class RunConfig(Frozen):
             raise ValueError(
                 f"rollout.regions has {workers:,} workers, and a run has at most "
                 f"{WORKERS_MAX:,}; lower workers"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _number_of_mirrors(self) -> "RunConfig":
+        mirrors = sum(bool(region.mirror) for region in self.rollout.regions.values())
+        if mirrors > MIRRORS_MAX:
+            raise ValueError(
+                f"rollout.regions has {mirrors:,} mirrors, and a run has at most {MIRRORS_MAX}; "
+                "leave mirror out where few workers are"
             )
         return self
 

@@ -181,6 +181,22 @@ async def test_counts_of_rewards_are_summed_over_an_episodes_answers() -> None:
             WorkflowConfig(name="single_turn", args={"attempt_message": "{question} in \\boxed{"}),
             r"args\.attempt_message is no template",
         ),
+        (  # would be a text of a gigabyte
+            WorkflowConfig(name="single_turn", args={"attempt_message": "{question:1000000000}"}),
+            r"args\.attempt_message has a placeholder \{question\} with a format; leave out what",
+        ),
+        (
+            WorkflowConfig(name="actor_and_verify", args={"retry_message": "{question:{attempt}}"}),
+            r"args\.retry_message has a placeholder \{question\} with a format",
+        ),
+        (
+            WorkflowConfig(name="single_turn", args={"attempt_message": "{question!r}"}),
+            r"args\.attempt_message has a placeholder \{question\} with a format",
+        ),
+        (
+            WorkflowConfig(name="single_turn", args={"attempt_message": 17 * "{question}"}),
+            r"args\.attempt_message has 17 placeholders; it may have at most 16",
+        ),
     ],
 )
 def test_an_invalid_workflow_setting_is_named(config: WorkflowConfig, message: str) -> None:

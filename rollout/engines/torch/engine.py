@@ -255,7 +255,7 @@ def _device(config: EngineConfig) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # the device "meta" has no values
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         raise ConfigError(f"rollout.engine.device {name!r} cannot be used here: {error}") from error
     return device
 

@@ -1,6 +1,9 @@
 """Settings of the dataflow."""
 
-from data_ops.config import DataConfig
+import pytest
+from pydantic import ValidationError
+
+from data_ops.config import ALGORITHMS_MAX, DataConfig
 
 
 def test_a_recipe_without_settings_has_this_dataflow() -> None:
@@ -24,3 +27,17 @@ def test_a_recipe_without_settings_has_this_dataflow() -> None:
         "keep_partial_groups": True, "poll_interval_s": 0.2, "gather_interval_s": 2.0,
         "task_runner": {"name": "threads"}, "shards_per_task": 16,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "name"), [("curate", "accept_all"), ("filter", "zero_advantage"), ("sample", "edf")]
+)
+def test_a_place_has_few_algorithms(place: str, name: str) -> None:
+    """A `run.json` of 100 kB could name ten thousand, all called for each prompt or group."""
+
+    def config(num: int) -> DataConfig:
+        return DataConfig.model_validate({"prompts": {"path": "a.jsonl"}, place: [name] * num})
+
+    assert len(getattr(config(ALGORITHMS_MAX), place)) == ALGORITHMS_MAX
+    with pytest.raises(ValidationError, match="at most 16 items"):
+        config(ALGORITHMS_MAX + 1)

@@ -76,6 +76,12 @@ def test_a_share_is_a_fraction_of_what_is_free() -> None:
     assert static_fraction(0.8, 0.5) == 0.95
 
 
+def test_a_number_that_no_gpu_has_names_none() -> None:
+    assert worker_gpus(EngineConfig(device="cuda:1023"), ["solver"]) == (1023,)
+    for number in ("12345", 5000 * "1"):
+        assert worker_gpus(EngineConfig(device=f"cuda:{number}"), ["solver"]) == ()
+
+
 def test_servers_by_url_use_no_gpus_of_the_worker() -> None:
     own = SglangConfig(urls=("http://127.0.0.1:30000",))
     assert worker_gpus(EngineConfig(name="sglang", device="cuda", sglang=own), ["solver"]) == ()

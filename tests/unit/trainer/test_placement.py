@@ -16,6 +16,8 @@ from trainer.placement import leader_device, rank_gpus
         (TrainConfig(device="cuda", ranks=2), (0, 1), "cuda"),
         (TrainConfig(device="cuda", ranks=2, devices=(3, 1)), (3, 1), "cuda:3"),
         (TrainConfig(device="mps"), (), "mps"),
+        (TrainConfig(device="cuda:12345"), (), "cuda:12345"),  # torch then refuses it
+        (TrainConfig(device=f"cuda:{5000 * '1'}"), (), f"cuda:{5000 * '1'}"),
     ],
 )
 def test_each_rank_has_the_gpu_of_the_recipe_or_the_next_one(

@@ -157,7 +157,7 @@ def _usable_device(name: str) -> torch.device:
         torch.zeros(1, device=device).item()  # the device "meta" has no values
     except torch.OutOfMemoryError:
         raise  # a device that is full now may serve a restarted trainer
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         raise ConfigError(
             f"train.device {name!r} cannot be used here: {error}; use cpu, or a device of this "
             "machine, such as cuda"

@@ -8,7 +8,7 @@ from data_ops.algorithms.protocols import Curate
 from data_ops.dataflow.order_writer import REFUSALS_MAX, OrderWriter
 from data_ops.prompts.stream import PromptStream
 from storage import layout
-from storage.errors import NotFoundError
+from storage.errors import ConfigError, NotFoundError
 from storage.records.rollouts import Order, Prompt, Shard
 from storage.records.types import Json
 from storage.run import orders, shards
@@ -33,6 +33,18 @@ def test_a_run_begins_where_its_recipe_says_and_goes_on_from_its_orders(
 
     assert ids(write(memory_store, starting_at(7))) == ["p/7", "p/8"]
     assert ids(write(memory_store, starting_at(7))) == ["p/9", "p/10"]
+
+
+def test_no_prompt_is_made_for_an_order_that_is_too_large(memory_store: ObjectStore) -> None:
+    """A `run.json` may give any number of prompts and samples that a setting takes."""
+
+    def make(index: int) -> Prompt:
+        raise AssertionError("a prompt was made")
+
+    stream = PromptStream(make, None, 0)
+    writer = OrderWriter(memory_store, stream, (), prompts_per_order=2**13 + 1, seed=3)
+    with pytest.raises(ConfigError, match="an order of 65544 episodes is too large"):
+        writer.draft(samples_per_prompt=8, now_s=0.0)
 
 
 def write(run: ObjectStore, writer: OrderWriter) -> Order:

@@ -173,6 +173,10 @@ def test_no_problem_is_made_of_a_data_set_that_is_refused(
     ):
         with pytest.raises(ConfigError, match="so 10,000,000 episodes would be played"):
             contest_inputs.prompts_by_dataset(selected, where, run)
+    half = BuiltinPrompts(builtin="chained_addition", split="test", limit=50_001)
+    two = gate.model_copy(update={"datasets": {"near": half, "far": half}})
+    with pytest.raises(ConfigError, match="have 100,002 problems together, and at most 100,000"):
+        contest_inputs.prompts_by_dataset(two, evaluation, run)
 
 
 class Twins:

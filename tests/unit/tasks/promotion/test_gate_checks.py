@@ -8,6 +8,7 @@ import pytest
 from storage.errors import ConfigError
 from storage.run import runs
 from storage.store.object_store import ObjectStore
+from tasks.promotion import gate_checks
 from tasks.recipes import stored_config, yaml_file
 from tasks.recipes.loader import absolute_paths, load
 from tasks.recipes.run_config import ContestConfig
@@ -86,6 +87,16 @@ def test_a_name_of_a_data_set_that_no_override_can_name_is_refused(name: str) ->
     assert "a data set has a name of up to 100 letters, digits, - and _" in message
 
 
+def test_no_data_set_is_a_data_window() -> None:
+    """Its rows are those of one run. A `run.json` with a hundred of them had them read as often."""
+    window = {"window": {"files": ["/data/*.jsonl"]}}
+    message = error_of(gate={"datasets": {"new": window}})
+    assert "gate.datasets.new: is a data window, which is frozen with a run" in message
+    gate = ContestConfig.model_validate({"datasets": {"new": window}})
+    stored = load(RECIPE).model_copy(update={"gate": gate})
+    assert [path for path, _ in gate_checks.faults(stored)] == [("gate", "datasets", "new")]
+
+
 def test_no_data_set_has_the_name_of_all_of_them() -> None:
     assert "gate.datasets.pooled: pooled names all data sets" in error_of(
         gate={"datasets": {"pooled": HARD}}
@@ -123,6 +134,15 @@ def test_more_episodes_than_are_played_are_refused() -> None:
     many = {**HARD, "limit": 100_001}
     message = error_of(gate={"datasets": {"hard": many}})
     assert "gate.datasets.hard.limit: 100,001 problems with 1 samples" in message
+
+
+def test_data_sets_have_at_most_as_many_problems_together_as_one_may_have() -> None:
+    def gate(far: int) -> dict[str, object]:
+        return {"datasets": {"near": {**HARD, "limit": 99_920}, "far": {**HARD, "limit": far}}}
+
+    assert load(RECIPE, {"gate": gate(80)}).gate is not None
+    message = error_of(gate=gate(81))
+    assert "gate.datasets: have 100,001 problems together, and at most 100,000" in message
 
 
 def test_the_problems_of_a_gate_are_checked_as_those_of_the_evaluation(tmp_path: Path) -> None:

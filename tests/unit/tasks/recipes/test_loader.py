@@ -10,7 +10,7 @@ from storage.errors import ConfigError
 from tasks.base_models.config import FolderModel, TinyBase, TinyModel
 from tasks.recipes import yaml_file
 from tasks.recipes.loader import absolute_paths, known_recipes, load, portable
-from tasks.recipes.run_config import RunConfig
+from tasks.recipes.run_config import MIRRORS_MAX, RunConfig
 from tasks.recipes.source import dump, parse
 from tests.support.checkout import ROOT
 from trainer.losses import CustomLoss, M2po, PpoClip
@@ -683,6 +683,20 @@ def test_a_recipe_with_very_many_workers_is_refused_by_their_sum() -> None:
     assert load(RECIPE + most, {}).rollout.regions["us-east"].workers == 6000
     assert error_of(RECIPE + most.replace("4000", "4001")).endswith(
         "rollout.regions has 10,001 workers, and a run has at most 10,000; lower workers"
+    )
+
+
+def test_a_recipe_with_very_many_mirrors_is_refused() -> None:
+    """gc opens a client for each mirror of each run."""
+
+    def regions(num: int) -> str:
+        return "".join(f"    r{n}: {{mirror: 's3://weights-{n}/x'}}\n" for n in range(num))
+
+    text = RECIPE + "  regions:\n"
+    assert len(load(text + regions(MIRRORS_MAX), {}).rollout.regions) == MIRRORS_MAX
+    assert error_of(text + regions(MIRRORS_MAX + 1)).endswith(
+        "rollout.regions has 33 mirrors, and a run has at most 32; leave mirror out where few "
+        "workers are"
     )
 
 

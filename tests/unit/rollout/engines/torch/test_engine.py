@@ -185,6 +185,8 @@ async def test_requests_above_the_limit_are_refused_until_others_finish(
         (EngineConfig(dtype="float8"), "rollout.engine.dtype is 'float8'"),
         (EngineConfig(device="cuda:77"), "rollout.engine.device 'cuda:77'"),
         (EngineConfig(device="meta"), "rollout.engine.device 'meta'"),
+        (EngineConfig(device="privateuseone:1"), "rollout.engine.device 'privateuseone:1'"),
+        (EngineConfig(device=f"cuda:{5000 * '1'}"), "rollout.engine.device 'cuda:1111"),
         (EngineConfig(max_tokens=9000), "max_position_embeddings is 8192"),
     ],
 )

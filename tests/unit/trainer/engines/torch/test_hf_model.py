@@ -72,7 +72,7 @@ def test_the_dropout_of_a_config_is_switched_off_everywhere() -> None:
         assert torch.equal(model.hidden(tokens), model.hidden(tokens))
 
 
-@pytest.mark.parametrize("device", ["warp9", "", "meta", "mps", "cuda:77"])
+@pytest.mark.parametrize("device", ["warp9", "", "meta", "mps", "cuda:77", "privateuseone:1"])
 def test_a_device_that_cannot_be_used_is_named(device: str) -> None:
     with pytest.raises(ConfigError, match=f"train.device '{device}' cannot be used here"):
         HfModel(MODEL_CONFIG, base_weights(), device, False)
