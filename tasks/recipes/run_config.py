@@ -42,7 +42,6 @@ all its data sets together.
 """
 WORKERS_MAX = 10_000
 """Rollout workers of all regions: the supervisor looks at each of them every few seconds."""
-
 MIRRORS_MAX = 32
 """Regions with a mirror: gc asks all of them, each through a client of its own (12 MB)."""
 
