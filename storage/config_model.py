@@ -150,8 +150,8 @@ Megabytes: TypeAlias = Annotated[int, _Number, Field(ge=64, le=16_777_216)]
 Bytes: TypeAlias = Annotated[int, _Number, Field(ge=1, le=2**40)]
 """Size of files: up to 1 TiB."""
 Seed: TypeAlias = Annotated[int, _Number, Field(ge=0, le=2**63 - 1)]
-Seconds: TypeAlias = Annotated[float, _Number, Field(gt=0, le=2_592_000)]
-"""A duration; at most thirty days."""
+Seconds: TypeAlias = Annotated[float, _Number, Field(ge=0.001, le=2_592_000)]
+"""A duration; a millisecond to thirty days. A service polls as often as an interval says."""
 Hours: TypeAlias = Annotated[float, _Number, Field(gt=0, le=87_600)]
 """A duration; at most ten years."""
 SecondsOrNone: TypeAlias = Annotated[float, _Number, Field(ge=0, le=2_592_000)]

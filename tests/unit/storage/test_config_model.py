@@ -191,7 +191,7 @@ THIRTY_DAYS_S = 30 * 24 * 3600.0
 @pytest.mark.parametrize(
     ("name", "least", "least_is_taken", "most", "most_is_taken"),
     [
-        ("Seconds", 0.0, False, THIRTY_DAYS_S, True), ("SecondsOrNone", 0.0, True, THIRTY_DAYS_S, True),
+        ("Seconds", 0.001, True, THIRTY_DAYS_S, True), ("SecondsOrNone", 0.0, True, THIRTY_DAYS_S, True),
         ("Positive", 0.0, False, 1e12, True), ("NotNegative", 0.0, True, 1e12, True), ("AnySign", -1e12, True, 1e12, True),
         ("Share", 0.0, False, 1.0, True), ("Decay", 0.0, True, 1.0, False),
         ("Hours", 0.0, False, 10 * 365 * 24.0, True), ("RatioLimit", 1.0, False, 1e6, True), ("ShareOrNone", 0.0, True, 1.0, True),
