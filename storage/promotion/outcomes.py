@@ -19,7 +19,7 @@ from pydantic import Field
 
 from storage import layout
 from storage.errors import UNREADABLE, CorruptError
-from storage.formats import arrow_files
+from storage.formats import arrow_files, json_values
 from storage.formats.json_objects import build
 from storage.plain_names import PartName, new_write_id, quoted
 from storage.records.numbers import Count, Quantity, UnixTime
@@ -134,6 +134,8 @@ def decode(body: bytes) -> TeamOutcomes:
     """Decode outcomes; CorruptError for other bytes, ids, shapes, and values outside [0, 1]."""
     table, text = arrow_files.decode(body, SCHEMA, KIND)
     header = build(_Header, text, "the header of outcomes")
+    if fault := json_values.fault(header.settings):  # the key is a digest of them as JSON
+        raise CorruptError(f"{quoted(fault[0])} in its settings {fault[1]}")
     problems = tuple(arrow_files.strings(table, "prompt_id"))
     values, offsets = arrow_files.lists(table, "accuracy")
     _check_problems(problems, header.samples)

@@ -14,6 +14,7 @@ from storage.promotion.outcomes import digest_of
 from storage.store.object_store import ObjectStore
 from tests.support.runs.promotable import CONDITIONS, PLAYED
 from tests.support.stores.damaging_store import damages_first_reads
+from tests.support.stores.resealed import rewritten
 
 
 def test_outcomes_are_read_back_unchanged(memory_store: ObjectStore) -> None:
@@ -115,6 +116,19 @@ def test_outcomes_that_contradict_themselves_are_corrupt(
 ) -> None:
     with pytest.raises(CorruptError, match=message):
         outcomes.decode(outcomes.encode(replace(PLAYED, **changed)))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_outcomes_with_a_setting_that_no_digest_has_are_corrupt(
+    memory_store: ObjectStore, value: float
+) -> None:
+    def change(header: dict[str, Any]) -> None:
+        header["settings"] = {"engine": {"speed": value}}
+
+    body = rewritten(outcomes.encode(PLAYED), outcomes.SCHEMA, outcomes.KIND, change)
+    memory_store.put(outcomes.key("tiny", CONDITIONS), body)
+    with pytest.raises(CorruptError, match=r"engine\.speed.* in its settings is -?(nan|inf), "):
+        outcomes.read(memory_store, "tiny", CONDITIONS)
 
 
 def test_rows_of_different_lengths_are_corrupt() -> None:
