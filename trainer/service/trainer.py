@@ -27,6 +27,7 @@ from storage.formats.json_objects import parse
 from storage.formats.safetensors import weights_digest
 from storage.records.batches import Batch
 from storage.records.control import ServiceState, WaitReason
+from storage.records.numbers import QUANTITY_MAX
 from storage.records.progress import TrainerProgress
 from storage.records.weights import HostTensor
 from storage.run import batches, checkpoints
@@ -274,7 +275,7 @@ class _Trainer:
             metrics = self._engine.step(batch)
         step_s = time.monotonic() - start_s
         self._step = batch.step
-        self._tokens_trained += metrics["trainer/tokens"]
+        self._tokens_trained = min(self._tokens_trained + metrics["trainer/tokens"], QUANTITY_MAX)
         tokens_per_s = sum(len(row.tokens) for row in batch.rows) / max(step_s, 1e-9)
         publish_wait_s = self._settle()
         self._check_mismatch(metrics)

@@ -20,6 +20,7 @@ from storage.errors import ConfigError, ConflictError, CorruptError, TransientEr
 from storage.formats.safetensors import weights_digest
 from storage.records.batches import Batch
 from storage.records.control import Stop, WaitReason
+from storage.records.numbers import QUANTITY_MAX
 from storage.records.progress import TrainerProgress
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -39,6 +40,7 @@ from tests.support.runs.lifetimes import (
     lifetime_of,
     progress_of,
 )
+from tests.support.stores.resealed import resealed
 from trainer.adapters import Lora
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
@@ -490,6 +492,23 @@ def test_a_resumed_trainer_continues_from_its_checkpoint_with_its_counters(
     heartbeat_writer = trained(run, steps=4)
     assert published(run) == [0, 1, 2, 3, 4]
     assert progress_of(heartbeat_writer.last, TrainerProgress).tokens_trained == 12
+
+
+def test_a_trainer_with_the_largest_count_of_tokens_writes_checkpoints_that_are_read(
+    run: ObjectStore,
+) -> None:
+    def change(manifest: Json) -> None:
+        manifest["state"]["tokens_trained"] = QUANTITY_MAX
+
+    add_batches(run, 1, 2, 3)
+    trained(run, steps=3)
+    key = layout.manifest(layout.checkpoint(POLICY, 3))
+    run.put(key, resealed(run.get(key), change))
+    add_batches(run, 4)
+    trained(run, steps=4)
+    newest = checkpoints.newest(run, POLICY)
+    assert newest is not None
+    assert (newest.step, newest.state.tokens_trained) == (4, QUANTITY_MAX)
 
 
 def test_a_resumed_trainer_keeps_the_good_checkpoint_and_replaces_the_damaged_one(
