@@ -140,7 +140,9 @@ def test_data_sets_have_at_most_as_many_problems_together_as_one_may_have() -> N
     def gate(far: int) -> dict[str, object]:
         return {"datasets": {"near": {**HARD, "limit": 99_920}, "far": {**HARD, "limit": far}}}
 
-    assert load(RECIPE, {"gate": gate(80)}).gate is not None
+    read = load(RECIPE, {"gate": gate(80)}).gate
+    assert read
+    assert [source.limit for source in read.datasets.values()] == [99_920, 80]
     message = error_of(gate=gate(81))
     assert "gate.datasets: have 100,001 problems together, and at most 100,000" in message
 
