@@ -4,13 +4,23 @@ import multiprocessing
 import os
 import threading
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, Final
 
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
 
 from data_ops.config import DaskRunner, ProcessRunner, RayRunner, TaskRunnerConfig
 from storage.errors import ConfigError
 from storage.machine.cpus import num_cpus
+
+OWN_DASK_CLUSTER: Final[dict[str, Any]] = {
+    "security": True,
+    "dashboard_address": "127.0.0.1:0",
+    "config": {"distributed.worker.profile.enabled": False},
+}
+"""A cluster that the dataflow starts: TLS with certificates of its own, since who reaches a
+scheduler runs code there; no port on other interfaces (the default is 0.0.0.0:8787); no profiler,
+which can block a worker for ever in Python 3.11 (https://github.com/dask/distributed/issues/8616).
+"""
 
 
 def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
@@ -24,7 +34,8 @@ def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
             from prefect_dask.task_runners import DaskTaskRunner
         except ImportError as error:
             raise _missing(config.name, error) from error
-        dask: TaskRunner[Any] = DaskTaskRunner(address=config.address)
+        own = None if config.address else OWN_DASK_CLUSTER
+        dask: TaskRunner[Any] = DaskTaskRunner(address=config.address, cluster_kwargs=own)
         return dask
     if isinstance(config, RayRunner):
         try:

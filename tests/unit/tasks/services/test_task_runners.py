@@ -218,7 +218,10 @@ def test_dask_workers_make_the_same_batches_with_their_own_credentials(
     values = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
     Secret(value=json.dumps(values)).save("store-keys", overwrite=True)
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        n_workers=2,
+        threads_per_worker=1,
+        dashboard_address="127.0.0.1:0",
+        config={"distributed.worker.profile.enabled": False},  # it can block a worker for ever
     ) as cluster:
         runner = {"name": "dask", "address": cluster.scheduler_address}
         assert served(tmp_path / "dask", meeting, 2, runner) == batches_of_threads
@@ -232,6 +235,29 @@ def test_dask_workers_make_the_same_batches_with_their_own_credentials(
 
     until(lambda: any("advantages: [" in each for each in stored()), pause_s=0.2)
     assert not any(KEY in each or SECRET_KEY in each for each in stored())
+
+
+@pytest.mark.slow
+def test_a_dask_cluster_of_the_dataflow_has_tls_no_open_port_and_no_profiler() -> None:
+    dask = pytest.importorskip("dask", reason="astraflow[dask] is not installed")
+
+    def listening() -> set[tuple[str, int]]:
+        this = psutil.Process()
+        return {
+            connection.laddr
+            for process in (this, *this.children(recursive=True))
+            for connection in process.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+
+    before = listening()
+    runner: Any = make_task_runner(DaskRunner())
+    with runner:
+        enabled = runner.client.run(dask.config.get, "distributed.worker.profile.enabled")
+        assert set(enabled.values()) == {False}
+        assert {address.partition(":")[0] for address in enabled} == {"tls"}
+        assert runner.client.scheduler.address.startswith("tls://127.0.0.1:")
+        assert {address for address, _ in listening() - before} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize(("config", "package"), [(DaskRunner(), "dask"), (RayRunner(), "ray")])
