@@ -16,6 +16,7 @@ from typing import Any
 
 from storage import layout
 from storage.records.nights import NightOutcome
+from storage.records.numbers import COUNT_MAX
 from storage.store.object_store import ObjectStore
 from tasks.artifact_keys import artifact_key
 from tasks.recipes.run_config import RunConfig
@@ -25,7 +26,7 @@ from tasks.reports import nights_page
 from tasks.reports.nights_page import percent, points
 from tasks.terminal_text import markdown as escaped
 from tasks.tracking.mlflow_client import PARENT, Board, Point
-from tasks.tracking.mlflow_sync import tracking_uri
+from tasks.tracking.mlflow_sync import PART_CHARACTERS_MAX, tracking_uri
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ def to_mlflow(stored: NightHistory, page: str, config: RunConfig, uri: str) -> N
 def _points(row: NightRow) -> list[Point]:
     if row.plan is None or row.outcome is None or row.decision is None or row.decision.gate is None:
         return []
-    step, at_s = row.plan.number + 1, row.outcome.ended_s
+    step, at_s = min(row.plan.number + 1, COUNT_MAX), row.outcome.ended_s
     return [
         Point(f"gate/{_mlflow_name(each.dataset)}/{key}", value, step, at_s)
         for each in row.decision.gate.rows
@@ -114,7 +115,11 @@ def _points(row: NightRow) -> list[Point]:
 
 
 def _mlflow_name(dataset: str) -> str:
-    return re.sub(r"[^\w .-]", "_", dataset)
+    """Return a data set as a part of a metric's name. MLflow refuses a request for one other name,
+    and with it the numbers of all nights.
+    """
+    name = re.sub(r"[^\w .-]", "_", dataset)[:PART_CHARACTERS_MAX]
+    return "_" if name in ("", ".", "..") else name
 
 
 def _to_prefect(store: ObjectStore, stored: NightHistory, outcome: NightOutcome) -> None:

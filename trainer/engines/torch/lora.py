@@ -44,13 +44,16 @@ class LoraModel(HfModel):
 
         Raises:
             CorruptError: `weights` have a part of an adapter, or one of another shape.
-            ConfigError: the model has no linear layers with the names of `adapter.targets`.
+            ConfigError: the model has no linear layers with the names of `adapter.targets`, or no
+                matrix of them has the rank.
         """
         base = {name: each for name, each in weights.items() if not is_adapter(name)}
         super().__init__(model_config, base, **settings)
         self._adapter = adapter
         self._base = {name: base[name] for name in self.tensors()}
-        _inject(self.model, adapter, _targets(self.model, self.head, adapter))
+        targets = _targets(self.model, self.head, adapter)
+        _check_rank(self.model, targets, adapter.rank)
+        _inject(self.model, adapter, targets)
         self._restore({name: each for name, each in weights.items() if is_adapter(name)})
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -134,6 +137,19 @@ def _targets(model: Any, head: nn.Module, adapter: Lora) -> list[str]:
             f"{', '.join(sorted(kinds)) or 'none'}"
         )
     return [name for name in linear if name.rpartition(".")[2] in wanted]
+
+
+def _check_rank(model: Any, targets: list[str], rank: int) -> None:
+    """Raise ConfigError for a rank that no adapted matrix can have: A and B of every layer would be
+    larger than W, by any factor.
+    """
+    layers = (model.get_submodule(name) for name in targets)
+    largest = max(min(layer.in_features, layer.out_features) for layer in layers)
+    if rank > largest:
+        raise ConfigError(
+            f"train.adapter.rank: {rank:,} is more than the rank of every adapted layer; at most "
+            f"{largest:,} is of use for this model"
+        )
 
 
 def _inject(model: Any, adapter: Lora, targets: list[str]) -> None:

@@ -107,6 +107,34 @@ class _Told(NotificationBlock):
         self.sent.append((body, subject))
 
 
+@pytest.mark.filterwarnings("ignore")  # MLflow's own imports and database layer warn
+def test_a_night_with_the_largest_number_and_strange_data_sets_does_not_keep_others_from_mlflow(
+    memory_store: ObjectStore, uri: str
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    write_week(memory_store)
+    stored = history.read(memory_store, NAME)
+    row = stored.nights[2]
+    assert row.plan is not None
+    assert row.decision is not None
+    assert row.decision.gate is not None
+    rows = [replace(row.decision.gate.rows[0], dataset=name) for name in ("", ".", "..", "x" * 300)]
+    gate = replace(row.decision.gate, rows=tuple(rows))
+    hostile = replace(
+        row,
+        plan=replace(row.plan, number=2**63 - 1),
+        decision=replace(row.decision, gate=gate),
+    )
+    stored = replace(stored, nights=(*stored.nights[:2], hostile))
+    reporting.to_mlflow(stored, "<html>", CONFIG, uri)
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name(CONFIG.tracking.experiment)
+    (run,) = client.search_runs([experiment.experiment_id])
+    points = client.get_metric_history(run.info.run_id, "promoted")
+    assert [point.step for point in points] == [1, 2, 2**63 - 1]
+
+
 async def test_a_notification_block_is_told_how_the_night_ended(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,6 +245,14 @@ def test_an_unknown_target_is_refused_with_those_that_the_model_has() -> None:
             started(Lora(targets=targets))
 
 
+def test_a_rank_that_no_adapted_layer_can_have_is_refused_before_matrices_are_made() -> None:
+    """A and B of rank 65,536 would take a trainer of the tiny model gigabytes."""
+    largest = min(MODEL_CONFIG["hidden_size"], MODEL_CONFIG["intermediate_size"])
+    started(Lora(rank=largest))
+    with pytest.raises(ConfigError, match=rf"rank: {largest + 1} is more .*; at most {largest} is"):
+        started(Lora(rank=largest + 1))
+
+
 def test_with_the_adapter_off_the_base_model_computes_and_training_goes_on() -> None:
     engine = started(Lora(rank=4))
     trained(engine, 1)
