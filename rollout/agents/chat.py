@@ -166,15 +166,10 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
     with temporary_folder("astraflow-chat-") as folder:
         for name, body in files.items():
             write_inside(folder, name, body)
-        settings = _settings(files)
-        for name, fields in settings.items():
+        for name, fields in _settings(files).items():
             write_inside(folder, name, dump(fields))
         try:
-            added = parse(files.get(token_texts.ADDED_TOKENS, b"{}"), token_texts.ADDED_TOKENS)
-            token_texts.check_file(
-                files.get(token_texts.TOKENIZER, b"{}"),
-                (*settings.values(), {"added_tokens": list(added)}),
-            )
+            token_texts.check_files(files)
             tokenizer = _tokenizer_class(files).from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
@@ -199,19 +194,13 @@ def _no_tokenizer(files: Mapping[str, bytes], error: BaseException) -> ConfigErr
 
 
 def _settings(files: Mapping[str, bytes]) -> dict[str, Json]:
-    """Return the tokenizer's settings by file, without paths.
-
-    ConfigError for other than JSON, and for absurd numbers.
-    """
+    """Return the tokenizer's settings by file, without paths. ConfigError for other than JSON."""
     try:
-        settings = {
+        return {
             name: without_paths(parse(files[name], name))
             for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
             if name in files
         }
-        for name, fields in settings.items():
-            token_texts.check_counts(fields, name)
-        return settings
     except (CorruptError, ConfigError) as error:
         raise _no_tokenizer(files, error) from error
 

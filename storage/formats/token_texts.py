@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from storage.errors import CorruptError
 from storage.formats.json_objects import parse
+from storage.formats.model_config import SPECIAL_TOKENS, TOKENIZER_CONFIG
 from storage.records.types import Json
 
 TOKENIZER: Final = "tokenizer.json"
@@ -80,6 +81,21 @@ def check_file(body: bytes, settings: Iterable[Json] = ()) -> None:
     _check_growth([fields.get(part) for part in _ENCODING])
     growth = _check_growth([fields.get("normalizer")])
     _check_added_tokens([fields.get("added_tokens"), *settings], growth, len(body))
+
+
+def check_files(files: Mapping[str, bytes]) -> None:
+    """Raise CorruptError for a base model's files, by name, that `check_file` or `check_counts`
+    refuses. Called before transformers loads a folder with them.
+    """
+    settings = {
+        name: parse(files[name], name)
+        for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
+        if name in files
+    }
+    for name, fields in settings.items():
+        check_counts(fields, name)
+    added = {"added_tokens": list(parse(files.get(ADDED_TOKENS, b"{}"), ADDED_TOKENS))}
+    check_file(files.get(TOKENIZER, b"{}"), (*settings.values(), added))
 
 
 def check_counts(settings: Any, what: str) -> None:

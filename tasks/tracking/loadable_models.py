@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from storage.formats import token_texts
 from storage.records.promotions import TeamVersion
 from storage.run import runs
 from storage.store.object_store import ObjectStore
@@ -93,6 +94,7 @@ def _save_copy(files: Path, model: Path, tags: Mapping[str, str]) -> None:
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of a missing model card and licence
     try:
+        referenced_model.check_tokenizer(files)
         mlflow.transformers.save_model(
             str(files),
             str(model),
@@ -100,10 +102,13 @@ def _save_copy(files: Path, model: Path, tags: Mapping[str, str]) -> None:
             pip_requirements=list(REQUIREMENTS),
             metadata=dict(tags),
         )
-    except Exception as error:  # of transformers, for whatever it finds in the base model's files
+    except BaseException as error:  # transformers raises anything; a panic is no Exception
+        if not isinstance(error, Exception) and not token_texts.is_panic(error):
+            raise
         log.warning(
-            "%s is registered as plain files, which MLflow cannot load: %s",
+            "%s is registered as plain files, which MLflow cannot load: %s: %s",
             " ".join(tags.values()),
+            type(error).__name__,
             error,
         )
         shutil.rmtree(model, ignore_errors=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import ConfigError
+from storage.formats import token_texts
 from storage.formats.json_objects import build, dump
 from storage.plain_names import PartName, RunId
 from storage.records.numbers import Count
@@ -41,6 +42,11 @@ def describe(reference: WeightsReference) -> bytes:
     return dump(vars(reference))
 
 
+def check_tokenizer(folder: Path) -> None:
+    """Raise CorruptError for a folder whose tokenizer must not be loaded (`token_texts`)."""
+    token_texts.check_files({file.name: file.read_bytes() for file in folder.glob("*.json")})
+
+
 class ReferencedModel:
     """A text generation pipeline in the form that MLflow's flavor `python_function` calls."""
 
@@ -66,7 +72,7 @@ def _load_pyfunc(path: str) -> ReferencedModel:
 
     Raises:
         ConfigError: the store does not have the weights that were registered.
-        CorruptError: `reference.json` or a weights file is damaged.
+        CorruptError: `reference.json` or a weights file is damaged, or the tokenizer is refused.
     """
     from transformers import pipeline
 
@@ -83,4 +89,5 @@ def _load_pyfunc(path: str) -> ReferencedModel:
         )
     with tempfile.TemporaryDirectory(prefix="astraflow-model-") as folder:
         export_model(run, reference.policy, reference.version, Path(folder))
+        check_tokenizer(Path(folder))
         return ReferencedModel(pipeline("text-generation", model=folder))

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from storage.errors import ConfigError, CorruptError
+from storage.formats import token_texts
 from storage.records.types import Json
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
@@ -19,9 +20,10 @@ from storage.weights import publisher
 from tasks.base_models.config import TinyBase
 from tasks.base_models.tiny import model_config, model_files
 from tasks.recipes.loader import load
-from tasks.tracking import referenced_model
+from tasks.tracking import loadable_models, referenced_model
 from tasks.tracking.mlflow_sync import Tracker
 from tests.support.models.random_models import random_model
+from tests.support.runs.contestants import version_of
 from tests.support.runs.small_run import RECIPE, RUN_ID, SmallRun
 from trainer.engines.torch.host_tensors import to_host
 
@@ -142,6 +144,54 @@ def test_a_base_model_that_mlflow_cannot_describe_is_registered_as_files(
     assert "is registered as plain files, which MLflow cannot load" in caplog.text
     solver, *_ = (path.parent for path in tmp_path.rglob("model.safetensors"))
     assert sorted(path.name for path in solver.iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "reason"),
+    [
+        (
+            {
+                "type": "Sequence",
+                "normalizers": [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}]
+                * 40,
+            },
+            "tokenizer.json",
+        ),
+        ({"type": "Precompiled", "precompiled_charsmap": "AAAA"}, "PanicException"),
+    ],
+)
+def test_a_hostile_tokenizer_is_registered_as_files(
+    normalizer: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one would make 2^40 characters of its added token, the second makes the library
+    panic.
+    """
+    files = model_files(BASE)
+    fields = json.loads(files["tokenizer.json"])
+    token = {"id": len(fields["model"]["vocab"]), "content": "a", "normalized": True}
+    token |= {"special": False, "single_word": False, "lstrip": False, "rstrip": False}
+    fields |= {"normalizer": normalizer, "added_tokens": [*fields["added_tokens"], token]}
+    files["tokenizer.json"] = json.dumps(fields).encode()
+    small_run = SmallRun(tmp_path.name)
+    (policy, *_) = small_run.config.policies
+    small_run.version(policy, 0, files)
+    version = version_of(small_run.run, policy, 0)
+    with loadable_models.loadable_model(small_run.run, policy, version, "copy", {}) as folder:
+        assert (folder / "tokenizer.json").read_bytes() == files["tokenizer.json"]
+        assert not (folder / "MLmodel").exists()
+    assert "is registered as plain files" in caplog.text
+    assert reason in caplog.text
+
+
+def test_a_reference_to_a_hostile_tokenizer_is_refused(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(tmp_path, uri, "reference")
+    path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
+    monkeypatch.setattr(token_texts, "COUNT_MAX", -1)
+    monkeypatch.setattr("transformers.pipeline", None)  # it is refused before anything is built
+    with pytest.raises(CorruptError, match=r"^tokenizer_config\.json has the number"):
+        referenced_model._load_pyfunc(str(path.parent))
 
 
 def test_a_registered_version_has_the_accuracies_of_its_newest_evaluation(uri: str) -> None:
