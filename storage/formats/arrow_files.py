@@ -41,6 +41,7 @@ _FORMAT, _KIND, _HEADER, _DIGEST = (
 _ZEROS = b"0" * 32
 _EXTENSION = b"ARROW:extension:name"
 """Key of the metadata of a column with which a file names an extension type."""
+NAME_SHOWN_MAX = 60
 _NO_OFFSETS = np.zeros(1, dtype=np.int32)
 
 DICTIONARY = pa.dictionary(pa.int32(), pa.string())
@@ -121,6 +122,7 @@ def decode(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
     """
     try:
         _check_no_extension(body)
+        arrow_sizes.check_schema(body)
         reader = pa.ipc.open_file(pa.py_buffer(body))  # reads the schema alone
         metadata = reader.schema.metadata or {}
         _check_metadata(body, metadata, kind)
@@ -251,4 +253,5 @@ def _split_around(body: bytes, digits: bytes) -> list[memoryview]:
 
 
 def _brief(schema: Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
+    columns = (f"{field.name[:NAME_SHOWN_MAX]} {field.type}" for field in schema)
+    return ", ".join(column[: 2 * NAME_SHOWN_MAX] for column in columns)

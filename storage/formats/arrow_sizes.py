@@ -33,6 +33,12 @@ objects.
 """
 DICTIONARIES_MAX = 16
 """More than any table has columns with one. The parts of a dictionary count too."""
+FIELDS_MAX = 64
+"""Columns and their children, each time that the schema refers to one: FlatBuffers may refer to one
+table or string from many places, and Arrow copies it for each. No table has half as many.
+"""
+METADATA_MAX = 16
+"""Entries of the schema's metadata, of which a file has four."""
 _MAGIC = b"ARROW1"
 _CONTINUATION = 0xFFFFFFFF
 _METADATA_V5 = 4
@@ -40,6 +46,7 @@ _METADATA_V5 = 4
 _DICTIONARY, _RECORDS = 2, 3
 """Kinds of messages."""
 _I64 = struct.Struct("<q")
+_REFERENCE = struct.Struct("<I")
 _BLOCK, _BUFFER = struct.Struct("<qi4xq"), struct.Struct("<qq")
 
 
@@ -60,6 +67,31 @@ def check_file(body: bytes) -> None:
         raise CorruptError(
             f"an Arrow file of {len(body)} bytes claims to hold {rows} rows; that is too many"
         )
+
+
+def check_schema(body: bytes) -> None:
+    """Raise ValueError for a schema that is much larger than the bytes that describe it.
+
+    Called before Arrow opens the file, which reads the schema in the footer.
+    """
+    try:
+        footer = _footer(memoryview(body))
+        schema = footer.table(1)
+        if footer.count(4):
+            raise ValueError("a footer with metadata")
+        if schema.count(2) > METADATA_MAX:
+            raise ValueError(f"more than {METADATA_MAX} entries of metadata")
+        pending, num_fields = [*schema.tables(1)], 0
+        while pending:
+            field = pending.pop()
+            num_fields += 1
+            if num_fields + len(pending) > FIELDS_MAX:
+                raise ValueError(f"more than {FIELDS_MAX} columns")
+            if field.count(6):
+                raise ValueError("a column with metadata")
+            pending += field.tables(5)
+    except struct.error as error:
+        raise ValueError(str(error)) from error
 
 
 def check_sequences(number: int, num_bytes: int, kind: str) -> None:
@@ -96,11 +128,7 @@ def _claimed(body: memoryview) -> tuple[int, int]:
 
     More than one record batch is refused: for each, Arrow checks and looks up every dictionary.
     """
-    end = len(body) - len(_MAGIC) - 4
-    size = _unsigned(body, end, 4)
-    if bytes(body[-len(_MAGIC) :]) != _MAGIC or size > end:
-        raise ValueError("the footer is not at the end of the file")
-    footer = _root(body[end - size : end])
+    footer = _footer(body)
     dictionaries, batches = [*footer.structs(2, _BLOCK)], [*footer.structs(3, _BLOCK)]
     if len(batches) > 1:
         raise ValueError(f"{len(batches)} record batches; one is read")
@@ -114,6 +142,14 @@ def _claimed(body: memoryview) -> tuple[int, int]:
     return rows, memory
 
 
+def _footer(body: memoryview) -> "_Table":
+    end = len(body) - len(_MAGIC) - 4
+    size = _unsigned(body, end, 4)
+    if bytes(body[-len(_MAGIC) :]) != _MAGIC or size > end:
+        raise ValueError("the footer is not at the end of the file")
+    return _root(body[end - size : end])
+
+
 def _batch(body: memoryview, offset: int, metadata_size: int) -> tuple[int, list[int]]:
     """Return the rows of the record batch or dictionary at `offset`, and its buffers' sizes."""
     if offset < 0 or metadata_size < 0 or offset + metadata_size > len(body):
@@ -125,6 +161,8 @@ def _batch(body: memoryview, offset: int, metadata_size: int) -> tuple[int, list
         raise ValueError(f"a message of metadata version {version + 1}; version 5 is read")
     if kind not in (_DICTIONARY, _RECORDS):
         raise ValueError(f"a message of kind {kind} where a batch belongs")
+    if message.count(4):
+        raise ValueError("a message with metadata")
     batch = message.table(2)
     if kind == _DICTIONARY:
         batch = batch.table(1)
@@ -172,16 +210,31 @@ class _Table:
             raise ValueError(f"field {field} is absent")
         return _Table(self.body, offset + _unsigned(self.body, offset, 4))
 
+    def tables(self, field: int) -> Iterator["_Table"]:
+        """Return the tables of a vector, at most one more than FIELDS_MAX."""
+        for index, (distance,) in enumerate(self.structs(field, _REFERENCE)):
+            if index > FIELDS_MAX:
+                return
+            yield _Table(self.body, self._vector(field) + 4 + 4 * index + distance)
+
+    def count(self, field: int) -> int:
+        """Return the number of entries of a vector; 0 where it is absent."""
+        start = self._vector(field)
+        return _unsigned(self.body, start, 4) if start else 0
+
     def structs(self, field: int, kind: struct.Struct) -> Iterator[tuple[int, ...]]:
-        offset = self._offset_of(field)
-        if not offset:
+        start, count = self._vector(field), self.count(field)
+        if not start:
             return iter(())
-        start = offset + _unsigned(self.body, offset, 4)
-        count = _unsigned(self.body, start, 4)
         part = self.body[start + 4 : start + 4 + count * kind.size]
         if len(part) != count * kind.size:
             raise ValueError(f"{count} entries do not fit the metadata")
         return kind.iter_unpack(part)
+
+    def _vector(self, field: int) -> int:
+        """Return the offset of a vector, which begins with its length; 0 when it is absent."""
+        offset = self._offset_of(field)
+        return offset + _unsigned(self.body, offset, 4) if offset else 0
 
     def _offset_of(self, field: int) -> int:
         """Return the offset of the field in `body`; 0 when it is absent."""

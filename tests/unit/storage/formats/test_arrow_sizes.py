@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from storage.errors import CorruptError
-from storage.formats import arrow_sizes
+from storage.formats import arrow_files, arrow_sizes
 
 Table = tuple[bytes, int]
 """Bytes, and where among them the table begins."""
@@ -339,3 +339,50 @@ def test_the_computed_size_equals_what_arrow_allocates(compression: str | None) 
             assert claimed(body) == 32 * rows
         else:
             assert f"claims to hold {rows} rows" in fault(body)
+
+
+def file_with(
+    fields: list[pa.Field],
+    metadata: dict[str, str] | None = None,
+    of_batch: dict[str, str] | None = None,
+) -> bytes:
+    schema = pa.schema(fields, metadata=metadata)
+    arrays = [pa.array([], field.type) for field in fields]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(
+            pa.RecordBatch.from_arrays(arrays, schema=schema), custom_metadata=of_batch
+        )
+    body: bytes = sink.getvalue().to_pybytes()
+    return body
+
+
+def columns(number: int, kind: pa.DataType | None = None) -> list[pa.Field]:
+    return [pa.field(f"column {index}", kind or pa.int32()) for index in range(number)]
+
+
+def entries(number: int) -> dict[str, str]:
+    return {f"key {index}": "value" for index in range(number)}
+
+
+def test_a_schema_has_few_columns_with_their_children_and_few_entries_of_metadata() -> None:
+    """Each is counted as often as the schema refers to it: a shared one is copied so often."""
+    arrow_sizes.check_schema(file_with(columns(64), entries(16)))
+    arrow_sizes.check_schema(file_with(columns(32, pa.list_(pa.int32()))))
+    with pytest.raises(ValueError, match="more than 64 columns"):
+        arrow_sizes.check_schema(file_with(columns(65)))
+    with pytest.raises(ValueError, match="more than 64 columns"):
+        arrow_sizes.check_schema(file_with(columns(33, pa.list_(pa.int32()))))
+    with pytest.raises(ValueError, match="more than 16 entries of metadata"):
+        arrow_sizes.check_schema(file_with(columns(1), entries(17)))
+    with pytest.raises(ValueError, match="a column with metadata"):
+        arrow_sizes.check_schema(file_with([pa.field("x", pa.int32(), metadata={"a": "b"})]))
+    with pytest.raises(CorruptError, match="a message with metadata"):
+        arrow_sizes.check_file(file_with(columns(1), of_batch=entries(1)))
+
+
+def test_a_schema_is_checked_before_arrow_opens_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = file_with(columns(65))
+    monkeypatch.setattr(pa.ipc, "open_file", None)
+    with pytest.raises(CorruptError, match="is no readable Arrow file: more than 64 columns"):
+        arrow_files.decode(body, pa.schema(columns(65)), "test")
