@@ -156,7 +156,8 @@ def strings(table: Table, name: str, characters_max: int | None = None) -> list[
     words = column.dictionary
     if characters_max is not None:
         words = pc.utf8_slice_codeunits(words, 0, characters_max)
-    distinct = words.to_pylist()
+    first: dict[str, str] = {}  # comparing equal objects takes no time, whatever their length
+    distinct = [first.setdefault(word, word) for word in words.to_pylist()]
     return [distinct[index] for index in column.indices.to_numpy()]
 
 

@@ -221,6 +221,13 @@ def test_a_long_text_that_many_rows_share_is_stored_once() -> None:
     assert arrow_files.strings(table, "word") == columns["word"]
 
 
+def test_equal_strings_of_a_dictionary_are_one_object() -> None:
+    """Else each comparison of two rows compares megabytes."""
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int32()), pa.array(["ab", "ab"]))
+    first, second = arrow_files.strings(pa.RecordBatch.from_arrays([column], ["word"]), "word")
+    assert first is second
+
+
 def test_a_file_of_this_release_is_read_at_any_compression_ratio() -> None:
     zeros = np.zeros(3_000_000, dtype=np.int32)
     item = {"n": [7], "word": ["x"], "tokens": arrow_files.list_column([zeros], list_of(pa.int32())),
