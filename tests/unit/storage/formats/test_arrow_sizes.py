@@ -381,6 +381,31 @@ def test_a_schema_has_few_columns_with_their_children_and_few_entries_of_metadat
         arrow_sizes.check_file(file_with(columns(1), of_batch=entries(1)))
 
 
+def references(number: int, target: Table) -> Table:
+    """A vector that refers to one table from `number` places."""
+    body, start = target
+    places = [u32(4 * (number - index) + start) for index in range(number)]
+    return vector(places)[0] + body, 0
+
+
+def file_of(fields: Table) -> bytes:
+    footer = root(table(None, table(None, fields)))
+    return footer + u32(len(footer)) + b"ARROW1"
+
+
+def test_a_column_is_counted_as_often_as_the_schema_refers_to_it() -> None:
+    column = table(None)
+    arrow_sizes.check_schema(file_of(references(64, column)))
+    with pytest.raises(ValueError, match="more than 64 columns"):
+        arrow_sizes.check_schema(file_of(references(65, column)))
+    for _ in range(40):  # 2^41 columns in two kilobytes
+        column = table(None, None, None, None, None, references(2, column))
+    body = file_of(references(2, column))
+    assert len(body) < 2_500
+    with pytest.raises(ValueError, match="more than 64 columns"):
+        arrow_sizes.check_schema(body)
+
+
 def test_a_schema_is_checked_before_arrow_opens_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     body = file_with(columns(65))
     monkeypatch.setattr(pa.ipc, "open_file", None)
