@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from storage.config_model import (
     ABSENT,
@@ -27,6 +27,8 @@ from storage.store.addresses import holds_credentials
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Compute dtypes of the engine `torch`."""
+REGIONS_MAX = 1000
+"""`status` and the page of a run show each of them."""
 
 
 class SamplingConfig(Frozen):
@@ -241,7 +243,9 @@ class RolloutConfig(Frozen):
 
     workflow: WorkflowConfig = WorkflowConfig()
     engine: EngineConfig = EngineConfig()
-    regions: dict[str, RegionConfig] = {"default": RegionConfig()}
+    regions: Annotated[dict[str, RegionConfig], Field(max_length=REGIONS_MAX)] = {
+        "default": RegionConfig()
+    }
     """Region → its workers. Any name of letters, digits, - and _ can be a region."""
     orders_ahead: Count = 2
     """Orders that a worker runs concurrently; two keep its engine busy while one ends."""

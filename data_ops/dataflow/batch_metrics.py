@@ -19,12 +19,13 @@ ACCURACIES = ("first_attempt", "final")
 
 FAILED_SHARE = "dataflow/failed_share/"
 """Followed by the kind of failure; from its first occurrence on."""
-_INGEST_NAMES = (
-    "dataflow/reward/mean",
-    "dataflow/groups_kept_share",
-    "dataflow/episodes_failed_share",
-    FAILED_SHARE,
-    "dataflow/accuracy/",
+_KINDS = (*FailureKind, NOT_RECORDED)
+_INGEST_NAMES = frozenset(
+    (
+        *("dataflow/reward/mean", "dataflow/groups_kept_share", "dataflow/episodes_failed_share"),
+        *(FAILED_SHARE + kind for kind in _KINDS),
+        *(f"dataflow/accuracy/{name}" for name in ACCURACIES),
+    )
 )
 
 Metrics = Mapping[str, float]
@@ -38,7 +39,7 @@ class IngestMetrics:
         curve has holes.
         """
         self._last = {
-            name: value for name, value in (newest or {}).items() if name.startswith(_INGEST_NAMES)
+            name: value for name, value in (newest or {}).items() if name in _INGEST_NAMES
         }
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
@@ -55,7 +56,7 @@ class IngestMetrics:
         episodes = shard.episodes
         failures = failures_by_kind(episodes)
         self._count("dataflow/episodes_failed_share", failures.total(), len(episodes))
-        for kind in (*FailureKind, NOT_RECORDED):
+        for kind in _KINDS:
             self._count(FAILED_SHARE + kind, failures[kind], len(episodes))
         for name in ACCURACIES:
             values = list(_measured(episodes, name))

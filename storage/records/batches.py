@@ -28,6 +28,10 @@ class SequenceKey(NamedTuple):
     episode: int
     sequence: int
 
+    def __hash__(self) -> int:
+        # That of a tuple of integers has no secret: thousands of stored keys could share one.
+        return hash(b"%d %d %d %d" % self)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BatchRow:

@@ -189,10 +189,13 @@ def delete(run: ObjectStore, policy: str, step: int) -> None:
     _delete_keys(run, run.list(layout.checkpoint(policy, step)))
 
 
-def prune(run: ObjectStore, policy: str, keep: int, damaged: Collection[int] = ()) -> None:
+def prune(
+    run: ObjectStore, policy: str, keep: int, newest_step: int, damaged: Collection[int] = ()
+) -> None:
     """Delete all checkpoints that are older than the newest `keep` complete ones.
 
-    Steps that are known to be `damaged` are not counted: nothing else reads the files again.
+    Those after `newest_step`, which the trainer has just saved, are not counted: it has not written
+    them. Nor are steps that are known to be `damaged`: nothing else reads the files again.
 
     Files that killed writers left in older folders are deleted too. Manifests are deleted first.
     Nothing is deleted while fewer than `keep` checkpoints are complete.
@@ -200,7 +203,7 @@ def prune(run: ObjectStore, policy: str, keep: int, damaged: Collection[int] = (
     complete = (
         step
         for step in reversed(steps(run, policy))
-        if step not in damaged and _is_complete(run, policy, step)
+        if step <= newest_step and step not in damaged and _is_complete(run, policy, step)
     )
     kept = list(islice(complete, keep))
     if len(kept) < keep:

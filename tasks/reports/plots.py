@@ -181,11 +181,10 @@ def stacked_bars(
                 f'height="18"><title>{escape(f"{name}, {share}")}</title></rect>'
             )
             start = end
-    words = {
-        color: ", ".join(name for name in colors if colors[name] == color)
-        for color in colors.values()
-    }
-    parts.append(legend_row([(names, color) for color, names in words.items()]))
+    words: dict[int, list[str]] = {}
+    for name, color in colors.items():
+        words.setdefault(color, []).append(name)
+    parts.append(legend_row([(", ".join(names), color) for color, names in words.items()]))
     return frame(parts, bottom + BOTTOM, unit, width)
 
 

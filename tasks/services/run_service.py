@@ -180,7 +180,9 @@ def run_trainer(run_id: str, member: str, attempt: int, policy: str) -> Ended:
     with _serving(run_id, "trainer", member, attempt) as service:
         settings = _train_config(service.config, run_id, policy)
         config = service.config
-        train(service.lifetime(), policy, settings, config.steps, config.seed)
+        batch_size = config.policies[policy].batch_size
+        lifetime = service.lifetime()
+        train(lifetime, policy, settings, config.steps, config.seed, batch_size=batch_size)
     return service.ended()
 
 

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage.errors import ConfigError
+from storage.errors import ConfigError, CorruptError
 from storage.formats import token_texts
-from storage.formats.json_objects import build, dump
+from storage.formats.json_objects import build, dump, parse
+from storage.formats.model_config import MODEL_CONFIG
+from storage.formats.safetensors import from_safetensors
 from storage.plain_names import PartName, RunId
 from storage.records.numbers import Count
 from storage.run import runs
 from storage.store.object_store import open_store
 from storage.weights import manifests
+from tasks.maintenance.export_folder import WEIGHTS_FILE
 
 REFERENCE = "reference.json"
 
@@ -71,12 +74,15 @@ def _load_pyfunc(path: str) -> ReferencedModel:
     """Load the model; MLflow calls this function by name.
 
     Raises:
-        ConfigError: the store does not have the weights that were registered.
-        CorruptError: `reference.json` or a weights file is damaged, or the tokenizer is refused.
+        ConfigError: the store does not have the weights that were registered, or transformers makes
+            no model of its `config.json`.
+        CorruptError: `reference.json` or a weights file is damaged, the tokenizer is refused, or
+            `config.json` is missing or describes another model.
     """
     from transformers import pipeline
 
     from tasks.maintenance.export import export_model
+    from trainer.engines.torch.hf_model import check_fit
 
     reference = build(WeightsReference, (Path(path) / REFERENCE).read_bytes(), REFERENCE)
     run = runs.open_run(open_store(reference.store), reference.run_id)
@@ -87,7 +93,12 @@ def _load_pyfunc(path: str) -> ReferencedModel:
             f"{reference.store} has other weights ({found}) than those that were registered "
             f"({reference.digest})"
         )
-    with tempfile.TemporaryDirectory(prefix="astraflow-model-") as folder:
-        export_model(run, reference.policy, reference.version, Path(folder))
-        check_tokenizer(Path(folder))
-        return ReferencedModel(pipeline("text-generation", model=folder))
+    with tempfile.TemporaryDirectory(prefix="astraflow-model-") as temporary:
+        folder = Path(temporary)
+        export_model(run, reference.policy, reference.version, folder)
+        check_tokenizer(folder)
+        if not (folder / MODEL_CONFIG).exists():
+            raise CorruptError(f"version 0 of {reference.policy} has no {MODEL_CONFIG}")
+        model_config = parse((folder / MODEL_CONFIG).read_bytes(), MODEL_CONFIG)
+        check_fit(model_config, from_safetensors((folder / WEIGHTS_FILE).read_bytes()))
+        return ReferencedModel(pipeline("text-generation", model=temporary))

@@ -190,7 +190,8 @@ def test_a_trainer_resumes_an_old_run_and_publishes_the_version_of_the_earlier_r
     assert weights_digest(expected) == NEXT_DIGEST
     config = read_config(run)
     lifetime = lifetime_of(run, "trainer")
-    train(lifetime, POLICY, config.policies[POLICY].train, 5, config.seed)
+    policy = config.policies[POLICY]
+    train(lifetime, POLICY, policy.train, 5, config.seed, batch_size=policy.batch_size)
     assert "other bits" not in lifetime.heartbeat.last.note, "checkpoint 4 gave version 4"
     manifest = manifests.read_manifest(run, POLICY, 5)
     assert (manifest.parent, manifest.batch, manifest.kind, manifest.base) == (4, 5, "delta", 4)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from storage.coordination.lifetime import Lifetime
 from storage.store.object_store import open_store
-from tests.faults.trainer_process import CONFIG, POLICY, STEPS
+from tests.faults.trainer_process import CONFIG, POLICY, ROWS, STEPS
 from tests.support.models.trainer_cases import base_weights
 from tests.support.runs.lifetimes import heartbeat_writer_of
 from trainer.engines.ranks import leader
@@ -47,7 +47,8 @@ def _serve(folder: Path, service: str, patience_s: float) -> None:
     run = open_store(str(folder))
     if service == "trainer":
         heartbeat = heartbeat_writer_of(run, "trainer")
-        train(Lifetime(run, heartbeat, threading.Event()), POLICY, TWO_NODES, STEPS, seed=0)
+        lifetime = Lifetime(run, heartbeat, threading.Event())
+        train(lifetime, POLICY, TWO_NODES, STEPS, seed=0, batch_size=ROWS)
         return
     lifetime = Lifetime(
         run,

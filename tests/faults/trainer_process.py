@@ -32,6 +32,7 @@ from trainer.service.trainer import train
 
 POLICY = "solver"
 STEPS = 5
+ROWS = 6
 CONFIG = TrainConfig(
     lr=1e-3, warmup_steps=2, minibatches=2, checkpoint_every=2, checkpoints_keep=1, anchor_every=3
 )
@@ -73,11 +74,11 @@ def prepare(folder: Path) -> None:
     )
     model = reference_model(base)
     for step in range(1, STEPS + 1):
-        batches.create(run, sampled_batch(model, step, noise=0.1))
+        batches.create(run, sampled_batch(model, step, ROWS, noise=0.1))
 
 
 def trained(run: ObjectStore) -> None:
-    train(lifetime_of(run, "trainer"), POLICY, CONFIG, STEPS, seed=0)
+    train(lifetime_of(run, "trainer"), POLICY, CONFIG, STEPS, seed=0, batch_size=ROWS)
 
 
 def ending(call: Callable[[], None]) -> int:

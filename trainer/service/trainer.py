@@ -51,14 +51,23 @@ LOST_INTERVAL_S = 10.0
 MODEL_CONFIG = "config.json"
 
 
-def train(lifetime: Lifetime, policy: str, config: TrainConfig, steps: int, seed: int) -> None:
+def train(
+    lifetime: Lifetime,
+    policy: str,
+    config: TrainConfig,
+    steps: int,
+    seed: int,
+    *,
+    batch_size: int,
+) -> None:
     """Train `policy` until version `steps` is published, or the service must stop.
 
     When it must stop, it finishes the current step, saves a checkpoint and returns. Waiting for
     version 0 and for batches has no time limit; an unreachable store only delays the service.
 
     Raises:
-        CorruptError: a batch, version 0 or the checkpoint is damaged or does not fit the model.
+        CorruptError: a batch, version 0 or the checkpoint is damaged or does not fit the model, or
+            a batch has not `batch_size` rows.
         ConflictError: another trainer publishes the same policy.
         ConfigError: the model or the engine cannot be built, the version of `reference` does not
             exist, or the mismatch of sampler and trainer is above `mismatch.stop`.
@@ -66,7 +75,7 @@ def train(lifetime: Lifetime, policy: str, config: TrainConfig, steps: int, seed
     try:
         with gpus_of_service(lifetime, rank_gpus(config), config.device_share) as are_held:
             if are_held:
-                _Trainer(lifetime, policy, config, steps).serve(seed)
+                _Trainer(lifetime, policy, config, steps, batch_size).serve(seed)
     except StoppedError as error:
         note = (
             "stopped while the store was unreachable; a resumed trainer repeats the last step: "
@@ -77,12 +86,15 @@ def train(lifetime: Lifetime, policy: str, config: TrainConfig, steps: int, seed
 
 
 class _Trainer:
-    def __init__(self, lifetime: Lifetime, policy: str, config: TrainConfig, steps: int) -> None:
+    def __init__(
+        self, lifetime: Lifetime, policy: str, config: TrainConfig, steps: int, batch_size: int
+    ) -> None:
         self._lifetime = lifetime
         self._run = replace(lifetime.run, patience_s=CALL_PATIENCE_S)
         self._policy = policy
         self._config = config
         self._steps = steps
+        self._batch_size = batch_size
         self._heartbeat = lifetime.heartbeat
         self._engine: TrainEngine
         self._publication = WeightPublisher(lifetime, self._run, policy, config)
@@ -259,7 +271,13 @@ class _Trainer:
 
     def _read_batch(self, step: int) -> Batch | None:
         try:
-            return batches.read(self._run, self._policy, step)
+            batch = batches.read(self._run, self._policy, step)
+            if len(batch.rows) != self._batch_size:
+                raise CorruptError(
+                    f"it has {len(batch.rows):,} rows, and every batch of {self._policy} has "
+                    f"{self._batch_size:,}"
+                )
+            return batch
         except NotFoundError:
             return None
         except CorruptError as error:
@@ -368,7 +386,7 @@ class _Trainer:
             keep = self._config.checkpoints_keep
             self._lifetime.retry(
                 "pruning checkpoints",
-                lambda: checkpoints.prune(self._run, self._policy, keep, self._damaged),
+                lambda: checkpoints.prune(self._run, self._policy, keep, step, self._damaged),
             )
 
     def _beat(

@@ -76,7 +76,7 @@ class HfModel:
         self.device = _usable_device(device)
         self._rounds = precision == "bf16"
         _check_attention(attention)
-        _check_fit(model_config, weights)
+        check_fit(model_config, weights)
         self.model = _build(model_config).to(self.device)
         self.body = self.model.base_model
         self.head: torch.nn.Linear = self.model.get_output_embeddings()
@@ -196,10 +196,14 @@ def _untied(model: Any) -> dict[str, Tensor]:
     }
 
 
-def _check_fit(model_config: Json, weights: Mapping[str, HostTensor]) -> None:
-    """Raise CorruptError when names or shapes of `weights` differ from those of `model_config`.
+def check_fit(model_config: Json, weights: Mapping[str, HostTensor]) -> None:
+    """Compare names and shapes of `weights` with those of the model of `model_config`.
 
     The model is built on the meta device, which allocates no memory for tensors.
+
+    Raises:
+        CorruptError: they differ.
+        ConfigError: transformers makes no model of `model_config`.
     """
     try:
         with torch.device("meta"), _limited_parameters(2 * len(weights) + PARAMETERS_SPARE):

@@ -80,7 +80,13 @@ def test_a_batch_without_new_shards_repeats_the_last_values() -> None:
 
 def test_a_restart_reads_the_last_values_from_the_newest_batch() -> None:
     sums = IngestMetrics(
-        {"dataflow/reward/mean": 0.5, "dataflow/accuracy/final": 0.75, "dataflow/waiting": 3.0}
+        {
+            "dataflow/reward/mean": 0.5,
+            "dataflow/accuracy/final": 0.75,
+            "dataflow/waiting": 3.0,
+            "dataflow/accuracy/of_a_stranger": 1.0,
+            "dataflow/failed_share/of_a_stranger": 1.0,
+        }
     )
     assert sums.metrics() == {"dataflow/reward/mean": 0.5, "dataflow/accuracy/final": 0.75}
 

@@ -74,6 +74,39 @@ def test_a_batch_is_read_back_with_every_value() -> None:
     )
 
 
+def of_one_tuple_hash(number: int) -> list[SequenceKey]:
+    """Keys (order, group, 0, 0) whose tuples share one hash in CPython, computed backwards.
+
+    For each item: state = rotated left by 31 bits (state + item · P2) · P1, modulo 2^64.
+    """
+    p1, p2, p5, modulus = 11400714785074694791, 14029467366897019727, 2870177450012600261, 2**64
+    inverse_1, inverse_2 = pow(p1, -1, modulus), pow(p2, -1, modulus)
+
+    def rotated_right(state: int) -> int:
+        return (state >> 31 | state << 33) % modulus
+
+    after_group = rotated_right(1 * inverse_1 % modulus)
+    keys: list[SequenceKey] = []
+    group = 0
+    while len(keys) < number:
+        after_order = rotated_right((after_group - group * p2) * inverse_1 % modulus)
+        order = (after_order - p5) * inverse_2 % modulus
+        if order < 2**61 - 1:  # the hash of such an integer is itself
+            keys.append(SequenceKey(order, group, 0, 0))
+        group += 1
+    return keys
+
+
+def test_keys_whose_tuples_share_one_hash_have_different_ones() -> None:
+    """A set of thousands of equal hashes takes the square of their number."""
+    keys = of_one_tuple_hash(100)
+    assert len({hash(tuple(each)) for each in keys}) == 1
+    ledger = tuple(builders.entry(each) for each in keys)
+    loaded = round_trip(builders.batch(ledger=ledger, waiting=tuple(keys)))
+    assert loaded.ledger == ledger
+    assert len({hash(each) for each in loaded.waiting}) == 100
+
+
 def test_a_batch_with_a_ledger_and_no_rows_is_read_back() -> None:
     books = replace(builders.batch(waiting=(key(1),), ledger=(builders.entry(key(0)),)), rows=())
     loaded = round_trip(books)

@@ -132,7 +132,7 @@ def test_prune_keeps_the_newest_and_deletes_all_others(memory_store: ObjectStore
     for step in (10, 20, 30, 40):
         save(memory_store, step)
     memory_store.delete("checkpoints/solver/00000010/manifest.json")  # as left by a killed writer
-    checkpoints.prune(memory_store, "solver", keep=2)
+    checkpoints.prune(memory_store, "solver", keep=2, newest_step=40)
     left = {key.split("/")[2] for key in memory_store.list("checkpoints/solver")}
     assert left == {"00000030", "00000040"}
     assert checkpoints.load(memory_store, "solver", 30)[1].tokens_trained == 90.0
@@ -144,7 +144,7 @@ def test_prune_keeps_incomplete_newer_checkpoints(memory_store: ObjectStore) -> 
     memory_store.delete(
         "checkpoints/solver/00000020/manifest.json"
     )  # in progress, by another trainer
-    checkpoints.prune(memory_store, "solver", keep=1)
+    checkpoints.prune(memory_store, "solver", keep=1, newest_step=30)
     assert len(memory_store.list("checkpoints/solver/00000020")) == 1
     assert newest_step(memory_store) == 10
 
@@ -163,13 +163,15 @@ def test_prune_deletes_manifests_before_their_data(memory_store: ObjectStore) ->
             deleted.append(key)
             backend.delete(key)
 
-    checkpoints.prune(ObjectStore(url="watched", backend=Watched()), "solver", keep=1)  # type: ignore[arg-type]  # delegates the rest
+    checkpoints.prune(
+        ObjectStore(url="watched", backend=Watched()), "solver", keep=1, newest_step=30
+    )  # type: ignore[arg-type]  # delegates the rest
     manifests = [key.endswith("manifest.json") for key in deleted]
     assert manifests == [True, True, False, False]
 
 
 def test_prune_of_nothing_does_nothing(memory_store: ObjectStore) -> None:
-    checkpoints.prune(memory_store, "solver", keep=1)
+    checkpoints.prune(memory_store, "solver", keep=1, newest_step=30)
 
 
 def test_missing_and_misplaced_checkpoints_raise_different_errors(
@@ -208,9 +210,18 @@ def test_prune_does_not_count_incomplete_checkpoints(memory_store: ObjectStore) 
         if key.endswith(".safetensors")
     )
     memory_store.delete(data)
-    checkpoints.prune(memory_store, "solver", keep=2)
+    checkpoints.prune(memory_store, "solver", keep=2, newest_step=2**63)
     assert [step for step in checkpoints.steps(memory_store, "solver") if step < 96] == [20, 30]
     assert newest_step(memory_store) == 30
+
+
+def test_prune_does_not_count_checkpoints_after_the_one_that_was_saved(
+    memory_store: ObjectStore,
+) -> None:
+    for step in (10, 20, 30, 99):
+        save(memory_store, step)
+    checkpoints.prune(memory_store, "solver", keep=2, newest_step=30)
+    assert checkpoints.steps(memory_store, "solver") == [20, 30, 99]
 
 
 def test_prune_does_not_count_checkpoints_that_are_known_to_be_damaged(
@@ -218,9 +229,9 @@ def test_prune_does_not_count_checkpoints_that_are_known_to_be_damaged(
 ) -> None:
     for step in (10, 20, 30):
         save(memory_store, step)
-    checkpoints.prune(memory_store, "solver", keep=1, damaged={30})
+    checkpoints.prune(memory_store, "solver", keep=1, newest_step=30, damaged={30})
     assert checkpoints.steps(memory_store, "solver") == [20, 30]
-    checkpoints.prune(memory_store, "solver", keep=1, damaged={20})
+    checkpoints.prune(memory_store, "solver", keep=1, newest_step=30, damaged={20})
     assert checkpoints.steps(memory_store, "solver") == [30]
 
 
@@ -255,7 +266,7 @@ def test_a_checkpoint_deleted_while_it_is_read_is_a_transient_error(
                 "checkpoints/solver/00000030/manifest.json"
             ):
                 save(memory_store, 30)
-                checkpoints.prune(memory_store, "solver", keep=1)
+                checkpoints.prune(memory_store, "solver", keep=1, newest_step=30)
             return backend.read(key)
 
     pruned = replace(memory_store, backend=Pruned())  # type: ignore[arg-type]  # delegates the rest
@@ -275,7 +286,7 @@ def test_prune_deletes_nothing_while_too_few_checkpoints_are_complete(
     for step in (20, 30):
         memory_store.put(f"checkpoints/solver/{step:08d}/manifest.json", b"{")
     stored = memory_store.list()
-    checkpoints.prune(memory_store, "solver", keep=2)
+    checkpoints.prune(memory_store, "solver", keep=2, newest_step=30)
     assert memory_store.list() == stored
 
 
@@ -287,7 +298,7 @@ def test_prune_keeps_objects_that_are_not_checkpoints(memory_store: ObjectStore)
     ]
     for stray in strays:
         memory_store.put(stray, b"")
-    checkpoints.prune(memory_store, "solver", keep=1)
+    checkpoints.prune(memory_store, "solver", keep=1, newest_step=30)
     assert [key for key in memory_store.list() if "00000020" not in key] == sorted(strays)
 
 

@@ -104,8 +104,9 @@ def trained(store: ObjectStore, run_id: str, recipe: str) -> ObjectStore:
             while answered < orders.next_number(run):
                 shards.create(run, answer(run, orders.read(run, answered)))
                 answered += 1
-        settings = config.policies["solver"].train
-        train(lifetime_of(run, "trainer", None), "solver", settings, step, config.seed)
+        solver = config.policies["solver"]
+        lifetime = lifetime_of(run, "trainer", None)
+        train(lifetime, "solver", solver.train, step, config.seed, batch_size=solver.batch_size)
     assert manifests.latest(run, "solver") == config.steps
     runs.request_stop(run, Stop("completed", "all policies reached the last version", 1.0))
     return run

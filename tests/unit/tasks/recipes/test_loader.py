@@ -700,6 +700,16 @@ def test_a_recipe_with_very_many_mirrors_is_refused() -> None:
     )
 
 
+def test_a_recipe_with_very_many_regions_is_refused() -> None:
+    def regions(num: int) -> str:
+        return "  regions:\n" + "".join(f"    r{n}: {{}}\n" for n in range(num))
+
+    assert len(load(RECIPE + regions(1000), {}).rollout.regions) == 1000
+    message = error_of(RECIPE + regions(1001))
+    assert "rollout.regions: " in message
+    assert "at most 1000 items" in message
+
+
 def test_a_misspelt_section_in_an_override_is_reported_for_the_override() -> None:
     message = error_of(RECIPE, **{"policies.slover.train.lr": 1})
     assert message == (

@@ -189,6 +189,32 @@ def test_a_reference_to_a_hostile_tokenizer_is_refused(uri: str, tmp_path: Path)
         referenced_model._load_pyfunc(str(path.parent))
 
 
+@pytest.mark.parametrize(
+    ("layers", "needs"), [(3, "needs tensors that are not given"), (50_000, "needs more than")]
+)
+def test_a_reference_to_weights_of_another_model_is_refused_before_it_is_built(
+    layers: int, needs: str, uri: str, tmp_path: Path
+) -> None:
+    registered(tmp_path, uri, "reference", {"num_hidden_layers": layers, "layer_types": None})
+    path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
+    with pytest.raises(CorruptError, match=rf"^the weights do not fit .*config\.json.* {needs}"):
+        referenced_model._load_pyfunc(str(path.parent))
+
+
+def test_a_reference_to_a_model_without_a_configuration_is_refused(
+    uri: str, tmp_path: Path
+) -> None:
+    small_run = SmallRun("loadable-reference")
+    for policy in small_run.config.policies:
+        small_run.version(policy, 0)
+    version = version_of(small_run.run, "solver", 0)
+    with (
+        loadable_models.loadable_model(small_run.run, "solver", version, "reference", {}) as folder,
+        pytest.raises(CorruptError, match=r"version 0 of solver has no config\.json"),
+    ):
+        mlflow.pyfunc.load_model(str(folder))
+
+
 def test_a_registered_version_has_the_accuracies_of_its_newest_evaluation(uri: str) -> None:
     small_run = SmallRun("loadable-accuracy")
     for policy in small_run.config.policies:

@@ -18,7 +18,7 @@ from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
 from storage.formats.safetensors import weights_digest
-from storage.records.batches import Batch
+from storage.records.batches import Batch, BatchRow, SequenceKey
 from storage.records.control import Stop, WaitReason
 from storage.records.numbers import QUANTITY_MAX
 from storage.records.progress import TrainerProgress
@@ -32,7 +32,7 @@ from storage.store.object_store import ObjectStore
 from storage.weights import compaction, manifests, publisher, reader
 from tests.support.patience import PATIENCE_S
 from tests.support.runs.adapter_versions import LORA, drawn
-from tests.support.runs.builders import batch
+from tests.support.runs.builders import batch, row
 from tests.support.runs.busy_gpus import busy_gpu
 from tests.support.runs.lifetimes import (
     ScriptedLifetime,
@@ -154,15 +154,20 @@ def add_batches(run: ObjectStore, *steps: int) -> None:
         batches.create(run, batch(policy=POLICY, step=step))
 
 
+def rows_of(number: int) -> list[BatchRow]:
+    return [row(SequenceKey(0, 0, episode, 0)) for episode in range(number)]
+
+
 def trained(
     run: ObjectStore,
     steps: int,
     config: TrainConfig = CONFIG,
     stop: threading.Event | None = None,
     seed: int = 0,
+    batch_size: int = 1,
 ) -> HeartbeatWriter:
     lifetime = lifetime_of(run, "trainer", stop)
-    train(lifetime, POLICY, config, steps, seed)
+    train(lifetime, POLICY, config, steps, seed, batch_size=batch_size)
     return lifetime.heartbeat
 
 
@@ -330,7 +335,7 @@ def test_a_trainer_without_its_gpu_trains_nothing_and_can_be_stopped(
 
     lifetime = ScriptedLifetime(run, "trainer", on_wait)
     with busy_gpu(tmp_path):
-        train(lifetime, POLICY, CONFIG.model_copy(update={"device": "cuda"}), 1, 0)
+        train(lifetime, POLICY, CONFIG.model_copy(update={"device": "cuda"}), 1, 0, batch_size=1)
     assert published(run) == [0]
 
 
@@ -380,7 +385,7 @@ def test_a_trainer_names_the_lost_batch_that_it_waits_for(
     notes: dict[int, str] = {}
     BEFORE_STEP[15] = lambda given: notes.update({given.step: lifetime.heartbeat.last.note})
     lifetime = ScriptedLifetime(run, "trainer", put_back)
-    train(lifetime, POLICY, CONFIG, 3, 15)
+    train(lifetime, POLICY, CONFIG, 3, 15, batch_size=1)
     lost = f"batches/solver/00000003.arrow is lost, {why}: put a good copy back"
     assert waited == [
         ("waiting", "batch", "starts from version 0"),
@@ -421,7 +426,7 @@ def test_a_waiting_trainer_looks_for_a_lost_batch_at_intervals(
 
     counted = replace(run, backend=backend)  # type: ignore[arg-type]  # delegates the rest
     lifetime = ScriptedLifetime(counted, "trainer", a_quarter_of_the_interval)
-    train(lifetime, POLICY, CONFIG, 1, 0)
+    train(lifetime, POLICY, CONFIG, 1, 0, batch_size=1)
     few = ["read 0001"] * 4
     assert backend.calls == [*few, "read 0001", "exists 0002", *few, "exists 0002", "read 0001"]
 
@@ -435,7 +440,7 @@ def test_a_trainer_waits_silently_for_a_batch_that_was_not_made_yet(run: ObjectS
         add_batches(run, 2)
 
     lifetime = ScriptedLifetime(run, "trainer", make_batch)
-    train(lifetime, POLICY, CONFIG, 2, 0)
+    train(lifetime, POLICY, CONFIG, 2, 0, batch_size=1)
     assert waited == [("batch", "starts from version 0")]
     assert published(run) == [0, 1, 2]
 
@@ -766,7 +771,7 @@ def test_a_trainer_reads_the_runs_end_once_per_interval(run: ObjectStore) -> Non
     lifetime = Lifetime(
         run, heartbeat_writer_of(run, "trainer"), threading.Event(), clock=lambda: 0.0
     )
-    train(lifetime, POLICY, CONFIG, steps=2, seed=10)
+    train(lifetime, POLICY, CONFIG, steps=2, seed=10, batch_size=1)
     assert published(run) == [
         0,
         1,
@@ -779,6 +784,21 @@ def test_a_damaged_batch_stops_the_trainer_with_its_name(run: ObjectStore) -> No
     run.create(f"batches/{POLICY}/00000002.arrow", b"half an object")
     with pytest.raises(CorruptError, match=r"batches/solver/00000002\.arrow is damaged"):
         trained(run, steps=2)
+    assert published(run) == [0, 1]
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_batch_with_another_number_of_rows_is_not_trained_on(
+    run: ObjectStore, num_rows: int
+) -> None:
+    batches.create(run, batch(*rows_of(2), policy=POLICY))
+    batches.create(run, batch(*rows_of(num_rows), policy=POLICY, step=2))
+    why = (
+        rf"batches/solver/00000002\.arrow is damaged \(it has {num_rows} rows, and every batch of "
+        r"solver has 2\)"
+    )
+    with pytest.raises(CorruptError, match=why):
+        trained(run, steps=2, batch_size=2)
     assert published(run) == [0, 1]
 
 
@@ -917,7 +937,7 @@ def test_the_built_in_engine_trains_in_the_service(memory_store: ObjectStore) ->
     publisher.publish(memory_store, POLICY, 0, base, extra_files=files)
     batches.create(memory_store, given)
     config = TrainConfig(lr=1e-2, minibatches=3)
-    trained(memory_store, steps=1, config=config, seed=5)
+    trained(memory_store, steps=1, config=config, seed=5, batch_size=len(given.rows))
     alone = make_engine(config, MODEL_CONFIG, seed=5)
     alone.set_weights(base)
     metrics = alone.step(given)
