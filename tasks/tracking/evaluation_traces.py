@@ -8,7 +8,7 @@ all stored. Traces after it may be logged again, which replaces them.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import cache, partial
 from itertools import islice
 
@@ -43,8 +43,14 @@ class EvaluationTraces:
         """Whether the last call left traces for the next one."""
         self._run, self._run_id, self._clock = run, run_id, clock
         self._done: str | None = None
+        self._key = ""
+        """The evaluation whose traces are being sent."""
+        self._unsent: Iterator[EpisodeTrace] | None = None
+        """Its traces, each of which is made once: one may take seconds. None: none is made yet."""
+        self._refused: EpisodeTrace | None = None
+        """The last trace, if it is to be tried again."""
         self._place = 0
-        """Traces of the evaluation after `_done` that were sent or left out."""
+        """Traces of the evaluation that were sent or left out."""
         self._tries = 0
         self._left_out = 0
         self._logged_failure = False
@@ -65,13 +71,16 @@ class EvaluationTraces:
             if not self._send_evaluation(board, key, end_s):
                 break
             board.log(PARENT, [], {TRACED_TAG: key})
-            self._done, self._place = key, 0
+            self._done = key
         else:
             self.is_behind = False
 
     def _send_evaluation(self, board: Board, key: str, end_s: float) -> bool:
         """Send the traces of one evaluation; False when the next call has to go on."""
-        for trace in islice(self._traces(key), self._place, None):
+        if self._key != key:
+            self._key, self._place, self._unsent, self._refused = key, 0, None, None
+        while (trace := self._refused or self._next()) is not None:
+            self._refused = None
             try:
                 board.log_trace(PARENT, trace)
             except MlflowError as error:
@@ -81,6 +90,16 @@ class EvaluationTraces:
                 return False
         return True
 
+    def _next(self) -> EpisodeTrace | None:
+        """Return the next trace of the evaluation; None after its last one."""
+        if self._unsent is None:
+            self._unsent = islice(self._traces(self._key), self._place, None)
+        try:
+            return next(self._unsent, None)
+        except BaseException:
+            self._unsent = None  # it has ended
+            raise
+
     def _failed(self, trace: EpisodeTrace, error: MlflowError) -> bool:
         """Count a failure; after `TRIES_MAX` of them, the trace is left out."""
         self._tries += 1
@@ -89,6 +108,8 @@ class EvaluationTraces:
         self._logged_failure = True
         if self._tries >= TRIES_MAX:
             self._place, self._tries, self._left_out = self._place + 1, 0, self._left_out + 1
+        else:
+            self._refused = trace
         if self._left_out >= LEFT_OUT_MAX:
             log.warning("no further trace of run %s is sent to MLflow", self._run_id)
             self.is_behind = False
@@ -104,7 +125,12 @@ class EvaluationTraces:
             except (NotFoundError, *UNREADABLE) as error:
                 log.warning("an evaluation has no traces in MLflow: %s", error)
                 continue
-            yield from episode_traces(self._run_id, evaluation, sample, self._text)
+            texts = partial(self._text, evaluation.versions)
+            yield from episode_traces(self._run_id, evaluation, sample, texts)
 
-    def _text(self, policy: str, tokens: list[int]) -> str:
-        return self._decoder(policy)(tokens)
+    def _text(self, policies: Container[str], policy: str, tokens: list[int]) -> str:
+        """Decode tokens of one of the evaluation's policies; those of others are shown as numbers.
+
+        A sample may name thousands of others, each with a tokenizer to look for.
+        """
+        return self._decoder(policy if policy in policies else "")(tokens)

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from storage import layout
+from storage.errors import TransientError
 from storage.records.rollouts import Episode, FailureKind, Group
 from storage.run import evaluation_samples, evaluations
 from storage.run.evaluation_samples import EvaluationSample
+from storage.store.backend import Backend
 from storage.weights import publisher
 from tasks.base_models.tiny_tokenizer import tokenizer, tokenizer_files
 from tasks.tracking import evaluation_traces, mlflow_sync
@@ -204,6 +206,69 @@ def test_one_call_ends_after_its_time_and_the_next_goes_on() -> None:
     send(traces, board)
     assert (len(board.taken), board.cursor, traces.is_behind) == (3, key_of(0), False)
     assert len(set(board.taken)) == 3
+
+
+def test_each_trace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call needs the sample no more."""
+    monkeypatch.setattr(evaluation_traces, "SEND_S", 0.0)
+    small_run = run_with("traces-made-once", 0, episodes=3)
+    board, traces = Sent(refused=["/1/0"]), sender(small_run)
+    send(traces, board)
+    small_run.run.delete(layout.evaluation_sample({"solver": 0, "verifier": 0}))
+    for _ in range(4):
+        send(traces, board)
+    assert board.asked == [f"{vector(0)}/{place}/0" for place in (0, 1, 1, 2)]
+    assert (board.cursor, traces.is_behind) == (key_of(0), False)
+
+
+class AwayFromVerifier:
+    """A store whose tokenizer of the verifier cannot be read once."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.asked: list[str] = []
+
+    def __getattr__(self, verb: str) -> object:
+        return getattr(self.backend, verb)
+
+    def read(self, key: str) -> bytes:
+        self.asked.append(key)
+        if "weights/verifier" in key and self.asked.count(key) == 1:
+            raise TransientError("the store is away")
+        return self.backend.read(key)
+
+
+def test_traces_go_on_behind_the_one_at_which_the_store_failed() -> None:
+    small_run = SmallRun("traces-store")
+    for policy in small_run.config.policies:
+        small_run.version(policy, 0, {"config.json": b"{}"})
+    verdict = builders.episode(builders.sequence(policy="verifier"))
+    stranger = builders.episode(builders.sequence(policy="stranger", policies=("stranger",)))
+    played(small_run, 0, answered(0), verdict, stranger)
+    backend = AwayFromVerifier(small_run.run.backend)
+    run = replace(small_run.run, backend=backend, patience_s=0.0)  # type: ignore[arg-type]  # delegates the rest
+    board, traces = Sent(), EvaluationTraces(run, RUN_ID, clock=lambda: 0.0)
+    with pytest.raises(TransientError):
+        send(traces, board)
+    send(traces, board)
+    assert board.asked == [f"{vector(0)}/{place}/0" for place in (0, 1, 2)]
+    assert board.cursor == key_of(0)
+    assert not any("stranger" in key for key in backend.asked), "it is no policy of the evaluation"
+
+
+def test_an_evaluation_that_is_listed_before_the_current_one_is_sent_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(evaluation_traces, "SEND_S", 0.0)
+    small_run = run_with("traces-before", 4)
+    board, traces = Sent(), sender(small_run)
+    send(traces, board)
+    played(small_run, 2, answered(2), answered(2))
+    for _ in range(5):
+        send(traces, board)
+    assert board.taken == [
+        f"{vector(v)}/{n}/0" for v, n in ((4, 0), (2, 0), (2, 1), (4, 0), (4, 1))
+    ]
 
 
 def test_a_slow_mlflow_gets_at_least_one_trace_a_call() -> None:

@@ -341,7 +341,9 @@ def test_a_trainer_without_its_gpu_trains_nothing_and_can_be_stopped(
 
 def test_a_trainer_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> None:
     lifetime = lifetime_of(memory_store, "trainer")
-    trainer = threading.Thread(target=train, args=(lifetime, POLICY, CONFIG, 2, 0))
+    trainer = threading.Thread(
+        target=train, args=(lifetime, POLICY, CONFIG, 2, 0), kwargs={"batch_size": 1}
+    )
     trainer.start()
     while lifetime.heartbeat.last.state != "waiting":
         time.sleep(0.01)
