@@ -8,7 +8,7 @@ all stored. Traces after it may be logged again, which replaces them.
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import islice
 
@@ -125,12 +125,7 @@ class EvaluationTraces:
             except (NotFoundError, *UNREADABLE) as error:
                 log.warning("an evaluation has no traces in MLflow: %s", error)
                 continue
-            texts = partial(self._text, evaluation.versions)
-            yield from episode_traces(self._run_id, evaluation, sample, texts)
+            yield from episode_traces(self._run_id, evaluation, sample, self._text)
 
-    def _text(self, policies: Container[str], policy: str, tokens: list[int]) -> str:
-        """Decode tokens of one of the evaluation's policies; those of others are shown as numbers.
-
-        A sample may name thousands of others, each with a tokenizer to look for.
-        """
-        return self._decoder(policy if policy in policies else "")(tokens)
+    def _text(self, policy: str, tokens: list[int]) -> str:
+        return self._decoder(policy)(tokens)
