@@ -12,10 +12,8 @@ from typing import Any, Final, TypeAlias
 
 from storage.errors import ConfigError, CorruptError
 from storage.formats import token_texts
-from storage.formats.json_objects import dump, parse
-from storage.formats.model_config import SPECIAL_TOKENS, TOKENIZER_CONFIG, without_paths
+from storage.formats.json_objects import parse
 from storage.machine.temporary_folders import temporary_folder
-from storage.records.types import Json
 from storage.written_files import write_inside
 
 Message: TypeAlias = Mapping[str, str]
@@ -163,14 +161,17 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
         CorruptError: `config.json` or `generation_config.json` is no JSON object.
         OSError: they cannot be written into a temporary folder.
     """
+    from transformers import PreTrainedTokenizerFast
+
     with temporary_folder("astraflow-chat-") as folder:
-        for name, body in files.items():
-            write_inside(folder, name, body)
-        for name, fields in _settings(files).items():
-            write_inside(folder, name, dump(fields))
         try:
-            token_texts.check_files(files)
-            tokenizer = _tokenizer_class(files).from_pretrained(
+            settings = token_texts.checked_settings(files)
+        except CorruptError as error:
+            raise _no_tokenizer(files, error) from error
+        for name, body in {**files, **settings}.items():
+            write_inside(folder, name, body)
+        try:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
             token_texts.check(tokenizer.backend_tokenizer)
@@ -191,33 +192,6 @@ def _no_tokenizer(files: Mapping[str, bytes], error: BaseException) -> ConfigErr
         f"{error}; the model's folder needs tokenizer.json, tokenizer_config.json and a "
         "chat template"
     )
-
-
-def _settings(files: Mapping[str, bytes]) -> dict[str, Json]:
-    """Return the tokenizer's settings by file, without paths. ConfigError for other than JSON."""
-    try:
-        return {
-            name: without_paths(parse(files[name], name))
-            for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
-            if name in files
-        }
-    except (CorruptError, ConfigError) as error:
-        raise _no_tokenizer(files, error) from error
-
-
-def _tokenizer_class(files: Mapping[str, bytes]) -> Any:
-    """Return the tokenizer class that the files name, if it is the common one, else AutoTokenizer.
-
-    Importing AutoTokenizer takes two CPU seconds.
-    """
-    class_name = parse(files.get(TOKENIZER_CONFIG, b"{}"), TOKENIZER_CONFIG).get("tokenizer_class")
-    if class_name == "PreTrainedTokenizerFast" and "tokenizer.json" in files:
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer
 
 
 def _named_stop_ids(files: Mapping[str, bytes], tokenizer: Any) -> list[int]:

@@ -15,11 +15,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from storage.errors import CorruptError
-from storage.formats.json_objects import parse
-from storage.formats.model_config import SPECIAL_TOKENS, TOKENIZER_CONFIG
+from storage.formats.json_objects import dump, parse
+from storage.formats.model_config import SPECIAL_TOKENS, TOKENIZER_CONFIG, without_paths
 from storage.records.types import Json
 
 TOKENIZER: Final = "tokenizer.json"
+TOKENIZER_CLASS: Final = "PreTrainedTokenizerFast"
+"""The class of transformers that makes its tokenizer of `tokenizer.json` alone."""
 ADDED_TOKENS: Final = "added_tokens.json"
 """Of older models: text of a token → its number."""
 
@@ -53,15 +55,20 @@ ENCODING_PARTS_MAX = 512
 """JSON objects of these steps, of which each has one to three. Common models have some twenty. All
 steps of a normalizer are applied to each added token when the file is loaded.
 """
-DIGITS_SHOWN_MAX = 24
-COUNT_MAX = 2**20
-"""Whole numbers in a tokenizer's settings, lengths excepted: a class may make as many tokens
-(`extra_ids`, `offset`), each a text of its own. Common models have some hundred.
+PATTERN_CHARS_MAX = 2**12
+"""Characters of all regular expressions together. Those of common models: below 1,000. The time in
+which some are compiled grows with their square.
 """
-_LENGTH_KEYS = "max_len"
-"""In the names of limits, which are often 10^30: `model_max_length`."""
+WORD_CHARS_MAX = 2**7
+"""Of a word that a model of the type WordPiece divides, in a time that grows with its third power.
+Common models have 100.
+"""
+AFFIX_CHARS_MAX = 2**5
+"""Of the text that a model puts before or after each part of a word. Common models have four."""
 _TOKEN_KEYS = ("_token", "_tokens")
 _ENCODING = ("normalizer", "pre_tokenizer", "post_processor")
+_WORD_CHARS = "max_input_chars_per_word"
+_AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
 _ENCODING_GROWTH: Mapping[Any, int] = MappingProxyType(
     {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "BertNormalizer": 12, "ByteLevel": 4}
 )
@@ -70,7 +77,7 @@ _ENCODING_GROWTH: Mapping[Any, int] = MappingProxyType(
 
 def check_file(body: bytes, settings: Iterable[Json] = ()) -> None:
     """Raise CorruptError for a `tokenizer.json` with which a text may become much longer, or takes
-    very many steps, or whose added tokens are very long.
+    very many steps, or whose added tokens, words, affixes or regular expressions are very long.
 
     Called before the file is loaded: its normalizer is applied to its added tokens then.
 
@@ -81,38 +88,34 @@ def check_file(body: bytes, settings: Iterable[Json] = ()) -> None:
     _check_growth([fields.get(part) for part in _ENCODING])
     growth = _check_growth([fields.get("normalizer")])
     _check_added_tokens([fields.get("added_tokens"), *settings], growth, len(body))
+    _check_patterns([fields.get(part) for part in (*_ENCODING, "decoder")])
+    _check_words(fields.get("model"))
 
 
-def check_files(files: Mapping[str, bytes]) -> None:
-    """Raise CorruptError for a base model's files, by name, that `check_file` or `check_counts`
-    refuses. Called before transformers loads a folder with them.
+def checked_settings(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the settings with which transformers may load a base model's tokenizer, by file.
+
+    They name no other files, and no class but TOKENIZER_CLASS: others read other files, and make
+    tokens by numbers in the settings (`extra_ids`).
+
+    Raises:
+        CorruptError: there is no `tokenizer.json`, or `check_file` refuses it.
     """
+    if TOKENIZER not in files:
+        raise CorruptError(
+            f"{TOKENIZER} is missing; where a folder has another form of it, "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes "
+            "it"
+        )
     settings = {
-        name: parse(files[name], name)
+        name: without_paths(parse(files.get(name, b"{}"), name))
         for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
-        if name in files
+        if name in files or name == TOKENIZER_CONFIG
     }
-    for name, fields in settings.items():
-        check_counts(fields, name)
     added = {"added_tokens": list(parse(files.get(ADDED_TOKENS, b"{}"), ADDED_TOKENS))}
-    check_file(files.get(TOKENIZER, b"{}"), (*settings.values(), added))
-
-
-def check_counts(settings: Any, what: str) -> None:
-    """Raise CorruptError for settings with a whole number above COUNT_MAX, lengths excepted.
-
-    Called before a tokenizer's class gets them.
-    """
-    pending = [settings]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, list):
-            pending += part
-        elif isinstance(part, dict):
-            pending += [each for key, each in part.items() if _LENGTH_KEYS not in key]
-        elif isinstance(part, int) and part > COUNT_MAX:
-            digits = str(part)[:DIGITS_SHOWN_MAX]
-            raise CorruptError(f"{what} has the number {digits}; at most {COUNT_MAX:,} is read")
+    check_file(files[TOKENIZER], (*settings.values(), added))
+    settings[TOKENIZER_CONFIG]["tokenizer_class"] = TOKENIZER_CLASS
+    return {name: dump(fields) for name, fields in settings.items()}
 
 
 def _check_growth(steps: Iterable[Any]) -> int:
@@ -139,6 +142,38 @@ def _check_growth(steps: Iterable[Any]) -> int:
                 f"of the file: {GIVEN_GROWTH_MAX})"
             )
     return growth
+
+
+def _check_patterns(steps: Iterable[Any]) -> None:
+    """Raise CorruptError for regular expressions that take long to compile."""
+    num_chars = 0
+    pending = list(steps)
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, dict):
+            pending += part.values()
+            if isinstance(pattern := part.get("Regex"), str):
+                num_chars += len(pattern)
+    if num_chars > PATTERN_CHARS_MAX:
+        raise CorruptError(
+            f"the regular expressions of {TOKENIZER} have {num_chars:,} characters; at most "
+            f"{PATTERN_CHARS_MAX:,} are read"
+        )
+
+
+def _check_words(model: Any) -> None:
+    """Raise CorruptError for a model that takes long to divide a word."""
+    model = model if isinstance(model, dict) else {}
+    word_chars = model.get(_WORD_CHARS)
+    lengths = [(_WORD_CHARS, word_chars if isinstance(word_chars, int) else 0, WORD_CHARS_MAX)]
+    lengths += [(key, len(str(model.get(key) or "")), AFFIX_CHARS_MAX) for key in _AFFIXES]
+    for key, length, length_max in lengths:
+        if length > length_max:
+            raise CorruptError(
+                f"the model of {TOKENIZER} has a {key} of more than {length_max} characters"
+            )
 
 
 def _check_added_tokens(places: Iterable[Any], growth: int, num_bytes: int) -> None:

@@ -94,7 +94,7 @@ def _save_copy(files: Path, model: Path, tags: Mapping[str, str]) -> None:
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of a missing model card and licence
     try:
-        referenced_model.check_tokenizer(files)
+        referenced_model.restrict_tokenizer(files)
         mlflow.transformers.save_model(
             str(files),
             str(model),

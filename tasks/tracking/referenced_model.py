@@ -22,6 +22,7 @@ from storage.records.numbers import Count
 from storage.run import runs
 from storage.store.object_store import open_store
 from storage.weights import manifests
+from storage.written_files import write_inside
 from tasks.maintenance.export_folder import WEIGHTS_FILE
 
 REFERENCE = "reference.json"
@@ -45,9 +46,14 @@ def describe(reference: WeightsReference) -> bytes:
     return dump(vars(reference))
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Raise CorruptError for a folder whose tokenizer must not be loaded (`token_texts`)."""
-    token_texts.check_files({file.name: file.read_bytes() for file in folder.glob("*.json")})
+def restrict_tokenizer(folder: Path) -> None:
+    """Write the settings into a folder with which its tokenizer is loaded as workers load it.
+
+    Raises CorruptError where it must not be loaded (`token_texts`).
+    """
+    files = {file.name: file.read_bytes() for file in folder.glob("*.json")}
+    for name, body in token_texts.checked_settings(files).items():
+        write_inside(folder, name, body)
 
 
 class ReferencedModel:
@@ -96,7 +102,7 @@ def _load_pyfunc(path: str) -> ReferencedModel:
     with tempfile.TemporaryDirectory(prefix="astraflow-model-") as temporary:
         folder = Path(temporary)
         export_model(run, reference.policy, reference.version, folder)
-        check_tokenizer(folder)
+        restrict_tokenizer(folder)
         if not (folder / MODEL_CONFIG).exists():
             raise CorruptError(f"version 0 of {reference.policy} has no {MODEL_CONFIG}")
         model_config = parse((folder / MODEL_CONFIG).read_bytes(), MODEL_CONFIG)

@@ -206,10 +206,47 @@ def test_many_added_tokens_that_become_longer_are_refused() -> None:
         token_texts.check_file(file_of(**parts))
 
 
-def test_a_very_large_number_in_a_tokenizers_settings_is_refused_except_a_length() -> None:
-    token_texts.check_counts(
-        {"model_max_length": 10**30, "extra_ids": 2**20, "parts": [{"offset": 103}], "x": True}, "s"
-    )
-    for settings in ({"extra_ids": 2**20 + 1}, {"parts": [{"offset": 10**4000}]}):
-        with pytest.raises(CorruptError, match=r"^s has the number \d{7,24}; at most 1,048,576"):
-            token_texts.check_counts(settings, "s")
+def patterns(*lengths: int) -> list[dict[str, Any]]:
+    return [{"type": "Split", "pattern": {"Regex": "a" * length}} for length in lengths]
+
+
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "post_processor", "decoder"])
+def test_very_long_regular_expressions_are_refused(part: str) -> None:
+    """Those of a hundred kilobytes take minutes to compile, before any text is divided."""
+    token_texts.check_file(file_of(**{part: {"parts": patterns(4000, 96)}}))
+    with pytest.raises(CorruptError, match=r"have 4,097 characters; at most 4,096 are read"):
+        token_texts.check_file(file_of(**{part: {"parts": patterns(4000, 97)}}))
+
+
+@pytest.mark.parametrize(
+    ("key", "read", "refused"),
+    [
+        ("max_input_chars_per_word", 128, 129),
+        ("max_input_chars_per_word", 100, 10**4000),
+        ("continuing_subword_prefix", "#" * 32, "#" * 33),
+        ("end_of_word_suffix", None, "#" * 33),
+    ],
+)
+def test_a_model_of_very_long_words_or_affixes_is_refused(
+    key: str, read: Any, refused: Any
+) -> None:
+    token_texts.check_file(file_of(model={key: read}))
+    with pytest.raises(CorruptError, match=rf"has a {key} of more than (128|32) characters"):
+        token_texts.check_file(file_of(model={key: refused}))
+
+
+def test_the_settings_of_a_tokenizer_name_the_common_class_and_no_files() -> None:
+    files = {
+        "tokenizer.json": file_of(),
+        "tokenizer_config.json": b'{"tokenizer_class": "ByT5Tokenizer", "vocab_file": "/x", "a": 1}',
+    }
+    assert {
+        name: json.loads(body) for name, body in token_texts.checked_settings(files).items()
+    } == {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "a": 1}}
+    assert json.loads(
+        token_texts.checked_settings(
+            {**files, "special_tokens_map.json": b'{"b_file": 1, "c": 2}'}
+        )["special_tokens_map.json"]
+    ) == {"c": 2}
+    with pytest.raises(CorruptError, match=r"^tokenizer\.json is missing"):
+        token_texts.checked_settings({"tokenizer_config.json": b"{}"})

@@ -58,9 +58,7 @@ def registered(
 
 def answer_of(model: Any, folder: Path) -> str:
     """What plain transformers generates."""
-    for name, body in model_files(BASE).items():
-        (folder / name).write_bytes(body)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(_folder_of_base(folder))
     prompt = tokenizer(PROMPT, return_tensors="pt")
     with torch.inference_mode():
         tokens = model.generate(**prompt, **MORE)[0, prompt["input_ids"].shape[1] :]
@@ -183,10 +181,34 @@ def test_a_hostile_tokenizer_is_registered_as_files(
 
 
 def test_a_reference_to_a_hostile_tokenizer_is_refused(uri: str, tmp_path: Path) -> None:
-    registered(tmp_path, uri, "reference", {"extra_ids": 2**20 + 1}, "tokenizer_config.json")
+    model = json.loads(model_files(BASE)["tokenizer.json"])["model"]
+    changed = {"model": model | {"continuing_subword_prefix": "#" * 33}}
+    registered(tmp_path, uri, "reference", changed, "tokenizer.json")
     path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
-    with pytest.raises(CorruptError, match=r"^tokenizer_config\.json has the number 1048577"):
+    with pytest.raises(CorruptError, match=r"^the model of tokenizer\.json has a continuing_"):
         referenced_model._load_pyfunc(str(path.parent))
+
+
+@pytest.mark.parametrize("weights", ["copy", "reference"])
+def test_no_class_that_a_model_names_makes_its_registered_tokenizer(
+    weights: str, uri: str, tmp_path: Path
+) -> None:
+    import mlflow.transformers
+
+    changed = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 20_000}
+    registered(tmp_path, uri, weights, changed, "tokenizer_config.json")
+    if weights == "copy":
+        tokenizer = mlflow.transformers.load_model(MODEL, return_type="components")["tokenizer"]
+    else:
+        path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
+        tokenizer = referenced_model._load_pyfunc(str(path.parent)).pipeline.tokenizer
+    assert len(tokenizer) == len(AutoTokenizer.from_pretrained(_folder_of_base(tmp_path)))
+
+
+def _folder_of_base(folder: Path) -> Path:
+    for name, body in model_files(BASE).items():
+        (folder / name).write_bytes(body)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -205,8 +227,10 @@ def test_a_reference_to_a_model_without_a_configuration_is_refused(
     uri: str, tmp_path: Path
 ) -> None:
     small_run = SmallRun("loadable-reference")
+    files = model_files(BASE)
+    del files["config.json"]
     for policy in small_run.config.policies:
-        small_run.version(policy, 0)
+        small_run.version(policy, 0, files)
     version = version_of(small_run.run, "solver", 0)
     with (
         loadable_models.loadable_model(small_run.run, "solver", version, "reference", {}) as folder,
