@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout.agents.chat import load_chat
+from rollout.agents.chat import load_chat, user
 from storage import layout
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import seal
@@ -325,10 +325,9 @@ def test_a_tokenizer_that_names_code_neither_runs_it_nor_shows_a_prompt(
         "tokenizer_class": "EvilTokenizer",
         "auto_map": {"AutoTokenizer": ["evil/code--evil.Evil", "evil/code--evil.Evil"]},
     }
-    files = {
-        "config.json": b'{"model_type": "vit"}',
-        "tokenizer_config.json": json.dumps(named).encode(),
-    }
-    with pytest.raises(ConfigError, match=r"(?s)make no tokenizer: .* custom code"):
-        load_chat(files)
+    files = base_files()
+    expected = load_chat(files).opening([user("7+8-3=?")])
+    settings = json.loads(files["tokenizer_config.json"]) | named
+    files["tokenizer_config.json"] = json.dumps(settings).encode()
+    assert load_chat(files).opening([user("7+8-3=?")]) == expected
     assert shown_prompts == []
