@@ -29,7 +29,8 @@ class SequenceKey(NamedTuple):
     sequence: int
 
     def __hash__(self) -> int:
-        # That of a tuple of integers has no secret: thousands of stored keys could share one.
+        # That of a tuple of integers has no secret: thousands of stored keys could share one. So a
+        # plain tuple is not found in a set of keys.
         return hash(b"%d %d %d %d" % self)
 
 

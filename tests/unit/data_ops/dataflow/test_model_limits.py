@@ -139,5 +139,8 @@ def test_a_sequence_with_a_token_beyond_the_vocabulary_is_filtered(
         SequenceKey(0, 0, 1, 0): "outside_vocabulary",
         SequenceKey(0, 1, 0, 0): "outside_vocabulary",
     }
-    assert {row.key for row in assembly.ledger.waiting} == {(0, 1, 1, 0), (0, 1, 2, 0)}
+    assert {row.key for row in assembly.ledger.waiting} == {
+        SequenceKey(0, 1, 1, 0),
+        SequenceKey(0, 1, 2, 0),
+    }
     assert all(violation.invariant != 6 for violation in verify(run, run_terms(run)).violations)
