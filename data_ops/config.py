@@ -102,6 +102,10 @@ class DataConfig(Frozen):
     shards_per_task: Count = 16
     """Shards that one task ingests at most, whatever they cost: bounds its memory."""
 
+    @property
+    def episodes_per_order(self) -> int:
+        return self.prompts_per_order * self.samples_per_prompt
+
 
 class PolicyData(Frozen):
     """The settings of one policy that the dataflow needs."""

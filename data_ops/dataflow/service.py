@@ -257,7 +257,7 @@ class Dataflow:
         number = self._checked = self._outstanding_after(self._checked)[0]
         try:
             with self._span("store"):
-                orders.read(self._run, number)
+                orders.read(self._run, number, self._config.episodes_per_order)
             return False
         except (CorruptError, NotFoundError) as error:
             problem = str(error)

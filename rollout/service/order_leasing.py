@@ -62,8 +62,11 @@ class OrderLeasing:
         region: str,
         ttl_s: float,
         clock: Callable[[], float] = time.monotonic,
+        episodes_max: int = orders.EPISODES_MAX,
     ) -> None:
+        """Create the leases of a worker; `episodes_max` as for `orders.read`."""
         self._run = run
+        self._episodes_max = episodes_max
         self._worker = worker
         self._region = region
         self._clock = clock
@@ -171,7 +174,7 @@ class OrderLeasing:
             self._mark_done(number)
             return None
         try:
-            order = orders.read(self._run, number)
+            order = orders.read(self._run, number, self._episodes_max)
             lease = leases.take(self._run, number, self._worker, self._region, self._watch)
         except CorruptError as error:
             self._skip(number, error)

@@ -62,11 +62,13 @@ class Worker:
         region: str,
         at_home: Counting,
         at_mirror: Counting | None,
+        episodes_max: int,
     ) -> None:
         """Create the worker.
 
         Args:
             run: the store of `lifetime`, with shorter patience.
+            episodes_max: of an order of the run; those with more are damaged.
             at_home, at_mirror: counters of the bytes read and written at home and at the mirror.
         """
         self._run = run
@@ -77,7 +79,9 @@ class Worker:
         self._region = region
         self._heartbeat = lifetime.heartbeat
         self._name = self._heartbeat.last.id
-        self._leasing = OrderLeasing(run, self._name, region, config.lease_ttl_s)
+        self._leasing = OrderLeasing(
+            run, self._name, region, config.lease_ttl_s, episodes_max=episodes_max
+        )
         self._problem = ""  # the one that the last heartbeat reported
         self._at_home, self._at_mirror = at_home, at_mirror
         self._throughput = Throughput()

@@ -38,12 +38,18 @@ def end_reason(run: ObjectStore) -> str:
 
 
 def work(
-    lifetime: Lifetime, config: RolloutConfig, sampling: Mapping[str, SamplingConfig], region: str
+    lifetime: Lifetime,
+    config: RolloutConfig,
+    sampling: Mapping[str, SamplingConfig],
+    region: str,
+    *,
+    episodes_max: int,
 ) -> None:
     """Serve the run until no worker is needed, or until the worker must stop and has drained.
 
     Args:
         lifetime: ends for `end_reason`.
+        episodes_max: of an order of the run; those with more are damaged.
 
     Raises:
         ConfigError: the recipe, an engine or a model cannot work.
@@ -72,7 +78,7 @@ def work(
                 for policy, loader in pool.loaders.items()
             ]
             await Worker(
-                run, lifetime, config, pool, weight_syncs, region, at_home, at_mirror
+                run, lifetime, config, pool, weight_syncs, region, at_home, at_mirror, episodes_max
             ).serve()
         finally:
             await pool.close()

@@ -73,20 +73,28 @@ def _readable_body(order: Order, key: str) -> bytes:
     return body
 
 
-def read(run: ObjectStore, number: int) -> Order:
-    """Read an order; NotFoundError while it does not exist, CorruptError for an invalid one."""
+def read(run: ObjectStore, number: int, episodes_max: int = EPISODES_MAX) -> Order:
+    """Read an order.
+
+    Args:
+        episodes_max: episodes of an order of this run, by its recipe.
+
+    Raises:
+        NotFoundError: it does not exist.
+        CorruptError: it is invalid, or has more episodes.
+    """
     key = layout.order(number)
-    order = read_twice(lambda: _decoded(run.get(key), key))
+    order = read_twice(lambda: _decoded(run.get(key), key, episodes_max))
     if order.number != number:
         raise CorruptError(f"{key} holds order {order.number}")
     return order
 
 
-def _decoded(body: bytes, key: str) -> Order:
+def _decoded(body: bytes, key: str, episodes_max: int = EPISODES_MAX) -> Order:
     order = unseal(Order, body, key)
-    if _num_episodes(order) > EPISODES_MAX:
+    if _num_episodes(order) > episodes_max:
         raise CorruptError(
-            f"{key} has {_num_episodes(order)} episodes; at most {EPISODES_MAX} are allowed"
+            f"{key} has {_num_episodes(order)} episodes; at most {episodes_max} are allowed"
         )
     samples = order.samples_per_prompt
     values_max = COPIED_VALUES_MAX // max(1, samples)

@@ -156,7 +156,9 @@ def run_rollout(run_id: str, member: str, attempt: int, region: str) -> Ended:
     with _serving(run_id, "rollout", member, attempt, region) as service:
         config = service.config
         sampling = {name: policy.sampling for name, policy in config.policies.items()}
-        work(service.lifetime(end_reason), config.rollout, sampling, region)
+        episodes_max = config.data.episodes_per_order
+        lifetime = service.lifetime(end_reason)
+        work(lifetime, config.rollout, sampling, region, episodes_max=episodes_max)
     return service.ended()
 
 

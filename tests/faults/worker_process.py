@@ -11,6 +11,7 @@ import threading
 from rollout.service.worker_setup import end_reason, work
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
+from storage.run.orders import EPISODES_MAX
 from storage.store.object_store import open_store
 from tests.support.runs.workers import SAMPLING, config
 
@@ -28,6 +29,7 @@ def main(store: str, name: str, ttl_s: str) -> None:
             settings,
             SAMPLING,
             "us-east",
+            episodes_max=EPISODES_MAX,
         )
 
 

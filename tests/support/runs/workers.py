@@ -11,6 +11,7 @@ from storage.coordination.lifetime import Lifetime
 from storage.records.control import Heartbeat
 from storage.records.rollouts import Order, Prompt
 from storage.run import orders, shards
+from storage.run.orders import EPISODES_MAX
 from storage.store.object_store import ObjectStore
 from tests.support.patience import PATIENCE_S
 
@@ -66,8 +67,13 @@ class RunningWorker:
     """`rollout.service.worker_setup.work` in a thread."""
 
     def __init__(
-        self, run: ObjectStore, settings: RolloutConfig, name: str = "rollout-us-east-0"
+        self,
+        run: ObjectStore,
+        settings: RolloutConfig,
+        name: str = "rollout-us-east-0",
+        episodes_max: int = EPISODES_MAX,
     ) -> None:
+        self._episodes_max = episodes_max
         self.error: BaseException | None = None
         self._stop = threading.Event()
         self._heartbeat_writer = HeartbeatWriter(
@@ -102,6 +108,6 @@ class RunningWorker:
     def _work(self, run: ObjectStore, settings: RolloutConfig) -> None:
         try:
             lifetime = Lifetime(run, self._heartbeat_writer, self._stop, why_over=end_reason)
-            work(lifetime, settings, SAMPLING, "us-east")
+            work(lifetime, settings, SAMPLING, "us-east", episodes_max=self._episodes_max)
         except BaseException as error:  # re-raised in the test's thread
             self.error = error

@@ -188,6 +188,22 @@ def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_continue
     assert 0 in [number for order in simulation.orders() for number in order.seen]
 
 
+def test_an_order_of_more_episodes_than_the_recipe_asks_for_is_quarantined(
+    memory_store: ObjectStore,
+) -> None:
+    simulation = world(memory_store)
+    dataflow = simulation.dataflow()
+    dataflow.round()
+    given = orders.read(simulation.run, 0)
+    simulation.run.delete(layout.order(0))
+    orders.create(simulation.run, replace(given, samples_per_prompt=given.samples_per_prompt + 1))
+    while not read_quarantine(simulation.run):
+        dataflow.round()
+    assert list(read_quarantine(simulation.run)) == ["orders/00000000.json"]
+    simulation.finish(dataflow)
+    simulation.check()
+
+
 @pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
 def test_a_shard_that_is_a_folder_is_quarantined_and_the_run_continues(
     local_store: ObjectStore, tmp_path: Path, make: Callable[[Path], None]

@@ -60,6 +60,18 @@ def version_bytes(run: ObjectStore, policy: str) -> int:
     return sum(len(run.get(key)) * (2 if key.endswith("/manifest.json") else 1) for key in keys)
 
 
+def test_an_order_of_more_episodes_than_those_of_the_run_is_not_played(
+    memory_store: ObjectStore,
+) -> None:
+    publish_base(memory_store, ["solver", "verifier"])
+    write_orders(memory_store, 1, samples=3)
+    write_orders(memory_store, 1, start=1)
+    with RunningWorker(memory_store, config("actor_and_verify"), episodes_max=4) as worker:
+        until(lambda: shards.exists(memory_store, 1))
+        until(lambda: "has 6 episodes; at most 4 are allowed" in worker.beat.note)
+    assert not shards.exists(memory_store, 0)
+
+
 def test_each_order_becomes_a_shard_of_the_episodes_of_its_prompts(
     memory_store: ObjectStore,
 ) -> None:
@@ -237,7 +249,9 @@ def worker_with_orders(
     lifetime = Lifetime(store, heartbeat_writer, threading.Event())
     settings = config(lease_ttl_s=36.0)
     run, at_home = traffic.counted(store)
-    worker = Worker(run, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", at_home, None)
+    worker = Worker(
+        run, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", at_home, None, 100
+    )
     for _ in range(count):
         claim = worker._leasing.next()
         assert claim is not None

@@ -45,6 +45,15 @@ def test_an_order_of_very_many_samples_of_large_prompts_is_neither_stored_nor_re
         orders.read(memory_store, 1)
 
 
+def test_an_order_of_more_episodes_than_those_of_the_run_is_damaged(
+    memory_store: ObjectStore,
+) -> None:
+    orders.create(memory_store, order(0))
+    assert orders.read(memory_store, 0, 8) == order(0)
+    with pytest.raises(CorruptError, match=r"00000000\.json has 8 episodes; at most 7 are allowed"):
+        orders.read(memory_store, 0, 7)
+
+
 def test_the_second_writer_of_an_order_loses(memory_store: ObjectStore) -> None:
     orders.create(memory_store, order(0))
     with pytest.raises(ConflictError):

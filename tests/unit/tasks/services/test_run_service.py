@@ -54,6 +54,23 @@ def test_a_config_error_fails_the_run_immediately_with_its_message(
     )
 
 
+def test_services_get_the_sizes_of_the_recipe(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, int] = {}
+    monkeypatch.setattr(
+        "rollout.service.worker_setup.work", lambda *_, **sizes: given.update(sizes)
+    )
+    monkeypatch.setattr("trainer.service.trainer.train", lambda *_, **sizes: given.update(sizes))
+    run_service.run_rollout("r", "rollout-us-east-0", 0, "us-east")
+    run_service.run_trainer("r", "trainer-solver", 0, "solver")
+    config = loader.load("multi_policy_tiny")
+    assert given == {
+        "episodes_max": config.data.prompts_per_order * config.data.samples_per_prompt,
+        "batch_size": config.policies["solver"].batch_size,
+    }
+
+
 def test_the_heartbeat_of_a_service_has_what_its_machine_has_in_use(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
