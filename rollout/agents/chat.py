@@ -52,6 +52,7 @@ class Chat:
             stop_ids: end tokens that the model's files name.
         """
         self._tokenizer = tokenizer
+        self._limits = token_texts.TextLimits(tokenizer.backend_tokenizer)
         self._cached_opening = lru_cache(OPENINGS_MAX)(self._opening)
         self._end_of_turn = self._find_end_of_turn()
         ends = [*stop_ids, *([] if self._end_of_turn is None else [self._end_of_turn])]
@@ -120,6 +121,10 @@ class Chat:
 
     def _encode(self, text: str) -> list[int]:
         backend = self._tokenizer.backend_tokenizer
+        try:
+            self._limits.check(text)
+        except CorruptError as error:
+            raise ConfigError(str(error)) from error
         try:
             if len(text) > INLINE_CHARS_MAX:  # only the method for batches lets other threads run
                 encoded = backend.encode_batch_fast([text], add_special_tokens=False)[0]

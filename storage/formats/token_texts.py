@@ -65,6 +65,22 @@ Common models have 100.
 """
 AFFIX_CHARS_MAX = 2**5
 """Of the text that a model puts before or after each part of a word. Common models have four."""
+PIECE_CHARS_MAX = 2**7
+"""Of a token of a Unigram model, which compares each part of a text with all tokens that may
+begin there. Common models have 16.
+"""
+TEXT_GROWTH_MAX, TEXT_CHARS_MIN = 2**5, 2**8
+"""By which the normalizer may make a given text longer, beyond the second number of characters.
+Forms of Unicode make one character up to 18.
+"""
+TEXT_PART = 2**10
+"""Characters of a text that are normalized at once to find its growth."""
+TEXT_CHARS_MAX = 2**22
+"""Of a text after the normalizer, each of which may take 90 bytes: some million tokens."""
+STRIPS_MAX = 2**30
+"""Characters of a text, times the added tokens in it that take the spaces beside them: for each, a
+part of the text is searched.
+"""
 _TOKEN_KEYS = ("_token", "_tokens")
 _ENCODING = ("normalizer", "pre_tokenizer", "post_processor")
 _WORD_CHARS = "max_input_chars_per_word"
@@ -168,12 +184,19 @@ def _check_words(model: Any) -> None:
     model = model if isinstance(model, dict) else {}
     word_chars = model.get(_WORD_CHARS)
     lengths = [(_WORD_CHARS, word_chars if isinstance(word_chars, int) else 0, WORD_CHARS_MAX)]
+    lengths.append(("piece", _longest_piece(model.get("vocab")), PIECE_CHARS_MAX))
     lengths += [(key, len(str(model.get(key) or "")), AFFIX_CHARS_MAX) for key in _AFFIXES]
     for key, length, length_max in lengths:
         if length > length_max:
             raise CorruptError(
                 f"the model of {TOKENIZER} has a {key} of more than {length_max} characters"
             )
+
+
+def _longest_piece(vocabulary: Any) -> int:
+    """Return the characters of the longest token of a Unigram model: a list of [token, score]."""
+    pairs = vocabulary if isinstance(vocabulary, list) else []
+    return max((len(str(pair[0])) for pair in pairs if isinstance(pair, list) and pair), default=0)
 
 
 def _check_added_tokens(places: Iterable[Any], growth: int, num_bytes: int) -> None:
@@ -234,6 +257,56 @@ def check(tokenizer: Any) -> None:
                 f"the decoder has more than {STEPS_MAX} steps, or makes a text more than "
                 f"{GROWTH_MAX} times as long"
             )
+
+
+class TextLimits:
+    """Limits on the texts that one tokenizer encodes."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._normalizer = tokenizer.normalizer
+        self._strips = [
+            (each.content, each.normalized)
+            for each in tokenizer.get_added_tokens_decoder().values()
+            if each.lstrip or each.rstrip
+        ]
+        """Added tokens that take the spaces beside them, and whether they are normalized."""
+
+    def check(self, text: str) -> None:
+        """Raise CorruptError for a text that the tokenizer makes much longer, or that takes it very
+        long to divide.
+        """
+        if len(text) > TEXT_CHARS_MAX:
+            raise CorruptError(
+                f"a text of {len(text):,} characters is too long; at most {TEXT_CHARS_MAX:,} "
+                "become tokens"
+            )
+        normalized = text if self._normalizer is None else self._normalized(text)
+        strips = sum(
+            normalized.count(self._normalizer.normalize_str(token))
+            if is_normalized and self._normalizer is not None
+            else text.count(token)
+            for token, is_normalized in self._strips
+        )
+        if strips * len(normalized) > STRIPS_MAX:
+            raise CorruptError(
+                f"{strips:,} added tokens of {TOKENIZER} take the spaces beside them in a text of "
+                f"{len(normalized):,} characters, which takes too long"
+            )
+
+    def _normalized(self, text: str) -> str:
+        """Return the text as its parts are normalized, which may differ where they meet."""
+        length_max = min(TEXT_CHARS_MIN + TEXT_GROWTH_MAX * len(text), TEXT_CHARS_MAX)
+        parts: list[str] = []
+        length = 0
+        for start in range(0, len(text), TEXT_PART):
+            parts.append(self._normalizer.normalize_str(text[start : start + TEXT_PART]))
+            length += len(parts[-1])
+            if length > length_max:
+                raise CorruptError(
+                    f"the normalizer of {TOKENIZER} makes more than {length_max:,} characters of a "
+                    f"text of {len(text):,}"
+                )
+        return "".join(parts)
 
 
 def is_panic(error: BaseException) -> bool:

@@ -214,6 +214,19 @@ def test_a_tokenizer_is_made_of_its_file_whatever_class_the_model_names(
     assert len(chat._tokenizer) == len(expected._tokenizer)
 
 
+def test_an_answer_that_would_be_gigabytes_of_the_next_question_is_refused() -> None:
+    """The decoder makes 16 characters of one, and the normalizer three: each within its limit."""
+    chat = with_tokenizer(
+        normalizer={"type": "Replace", "pattern": {"String": "7"}, "content": "7" * 30},
+        decoder={"type": "Replace", "pattern": {"String": "7"}, "content": "7" * 16},
+    )
+    answer = chat.text(chat.opening([user("7" * 1_000)]))
+    with pytest.raises(
+        ConfigError, match=r"^the normalizer of tokenizer\.json makes more than 4,1"
+    ):
+        chat.opening([user(answer)])
+
+
 def test_a_tokenizer_in_another_form_is_refused_with_what_to_do() -> None:
     files = base_files()
     fields = json.loads(files.pop("tokenizer.json"))

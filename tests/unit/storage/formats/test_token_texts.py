@@ -3,10 +3,13 @@ import json
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
+from tokenizers import normalizers as given_normalizers
+from tokenizers.normalizers import Replace
 
 from storage.errors import CorruptError
 from storage.formats import token_texts
+from storage.formats.token_texts import TextLimits
 
 LLAMA = {
     "type": "Sequence",
@@ -216,6 +219,66 @@ def test_very_long_regular_expressions_are_refused(part: str) -> None:
     token_texts.check_file(file_of(**{part: {"parts": patterns(4000, 96)}}))
     with pytest.raises(CorruptError, match=r"have 4,097 characters; at most 4,096 are read"):
         token_texts.check_file(file_of(**{part: {"parts": patterns(4000, 97)}}))
+
+
+def test_a_unigram_model_of_very_long_tokens_is_refused() -> None:
+    token_texts.check_file(file_of(model={"vocab": [["a", 0.0], ["a" * 128, -1.0], []]}))
+    with pytest.raises(CorruptError, match=r"has a piece of more than 128 characters"):
+        token_texts.check_file(file_of(model={"vocab": [["a" * 129, 0.0], ["a", -1.0]]}))
+
+
+def encoder(
+    normalizer: Any = None, *added: AddedToken, vocabulary: tuple[str, ...] = ("x",)
+) -> TextLimits:
+    model = models.WordLevel(
+        {token: number for number, token in enumerate(vocabulary)}, unk_token="x"
+    )
+    tokenizer = Tokenizer(model)
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.add_tokens(list(added))
+    return TextLimits(tokenizer)
+
+
+def test_a_text_that_the_normalizer_makes_much_longer_is_refused() -> None:
+    longer = Replace("a", "a" * 40)
+    encoder(longer).check("a" * 6 + "b" * 16)  # 256 characters
+    encoder(longer).check("ab" * 3_000)  # in the mean 20.5 times as long
+    for text, length in (("a" * 33, 1_312), ("b" * 1_024 + "a" * 4_001, 161_056)):
+        with pytest.raises(
+            CorruptError, match=f"makes more than {length:,} characters of a text of {len(text):,}$"
+        ):
+            encoder(longer).check(text)
+
+
+def test_a_text_of_forms_of_unicode_is_read() -> None:
+    encoder(given_normalizers.NFKC()).check("\ufdfa" * 10_000)
+    encoder().check("a" * 2**22)
+
+
+def test_a_text_that_no_model_reads_is_refused() -> None:
+    with pytest.raises(CorruptError, match=r"a text of 4,194,305 characters is too long"):
+        encoder().check("a" * (2**22 + 1))
+    with pytest.raises(CorruptError, match=r"makes more than 4,194,304 characters of a text of"):
+        encoder(Replace("a", "aaa")).check("a" * 2**21)
+
+
+@pytest.mark.parametrize("strips", [{"lstrip": True}, {"rstrip": True}, {}])
+def test_very_many_tokens_that_take_the_spaces_beside_them_are_refused(
+    strips: dict[str, bool],
+) -> None:
+    """Each of them searches a part of the text."""
+    given = encoder(None, AddedToken("@", normalized=False, **strips))
+    normalized = encoder(Replace("&", "@"), AddedToken("@", normalized=True, **strips))
+    given.check("@" * 2**15)
+    normalized.check("&" * 2**15)
+    text = "@" * (2**15 + 1)
+    if not strips:
+        given.check(text)
+        return
+    for limits, each in ((given, text), (normalized, text.replace("@", "&"))):
+        with pytest.raises(CorruptError, match=r"^32,769 added tokens of tokenizer\.json take the"):
+            limits.check(each)
 
 
 @pytest.mark.parametrize(
