@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from rollout.engines.engine import EngineFailedError
 from rollout.placement import worker_gpus
 from rollout.service import event_loop
 from rollout.service.agent_pool import AgentPool
@@ -114,8 +115,8 @@ def paired_outcomes(
 
     Raises:
         ConfigError: a recipe without evaluation, teams of other policies, problems that cannot be
-            read or stored, versions that do not exist or that gc has deleted, or too many failed
-            episodes.
+            read or stored, versions that do not exist or that gc has deleted, an engine that
+            failed, as with weights that are no numbers, or too many failed episodes.
         CorruptError: a version has other weights than its team names, or an object is damaged.
         GpuBusyError: another process uses a GPU of the engines.
     """
@@ -140,9 +141,11 @@ def paired_outcomes(
         if missing := [part for part in parts if part.side == side and part.place not in found]:
             refuse_retired(side, versions[side])
             with held_gpus(f"the gate of {name}", gpus, engine.device_share):
-                found |= event_loop.run(
-                    _played(store, name, missing, versions[side], config, on_progress, check)
-                )
+                playing = _played(store, name, missing, versions[side], config, on_progress, check)
+                try:
+                    found |= event_loop.run(playing)
+                except EngineFailedError as error:
+                    raise ConfigError(f"the {side} cannot be played: {error}") from error
     return tuple(
         PairedOutcomes.of(
             dataset,

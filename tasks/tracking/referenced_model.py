@@ -26,6 +26,7 @@ from storage.written_files import write_inside
 from tasks.maintenance.export_folder import WEIGHTS_FILE
 
 REFERENCE = "reference.json"
+GENERATION_CONFIG = "generation_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,17 @@ def restrict_tokenizer(folder: Path) -> None:
     files = {file.name: file.read_bytes() for file in folder.glob("*.json")}
     for name, body in token_texts.checked_settings(files).items():
         write_inside(folder, name, body)
+
+
+def _restrict_generation(folder: Path) -> None:
+    """Leave the numbers of tokens in the settings of generation, and `predict` to its caller.
+
+    Others may ask for any number of answers and beams.
+    """
+    file = folder / GENERATION_CONFIG
+    settings = parse(file.read_bytes(), GENERATION_CONFIG) if file.exists() else {}
+    tokens = {key: value for key, value in settings.items() if key.endswith("_token_id")}
+    write_inside(folder, GENERATION_CONFIG, dump(tokens))
 
 
 class ReferencedModel:
@@ -107,4 +119,5 @@ def _load_pyfunc(path: str) -> ReferencedModel:
             raise CorruptError(f"version 0 of {reference.policy} has no {MODEL_CONFIG}")
         model_config = parse((folder / MODEL_CONFIG).read_bytes(), MODEL_CONFIG)
         check_fit(model_config, from_safetensors((folder / WEIGHTS_FILE).read_bytes()))
+        _restrict_generation(folder)
         return ReferencedModel(pipeline("text-generation", model=temporary))

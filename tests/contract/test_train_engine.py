@@ -544,6 +544,14 @@ class TrainEngineContract(EngineCallsContract):
 NORM = "optimizer/model.norm.weight/exp_avg"
 
 
+def torch_state(left: int, following: int) -> HostTensor:
+    """The state of torch's generator at another position."""
+    bits = torch.get_rng_state().numpy().copy()
+    bits[8:12] = np.array([left], np.int32).view(np.uint8)
+    bits[16:24] = np.array([following], np.uint64).view(np.uint8)
+    return HostTensor("U8", bits.shape, bits)
+
+
 def floats(last: float) -> HostTensor:
     """[16] zeros and, as the last element, `last`."""
     values = np.zeros(16, np.float32)
@@ -629,6 +637,9 @@ class TestTorchEngine(TrainEngineContract):
             ("rng/torch", None, "the random state of torch, rng/torch, is missing"),
             ("rng/torch", HostTensor("U8", (3,), np.zeros(3, np.uint8)), "the random states cannot be restored: "),
             ("rng/torch", HostTensor("F32", (3,), np.zeros(3, np.uint32)), "the random states cannot be restored: "),
+            ("rng/torch", torch_state(624, 624), "rng/torch is at word 624 with 624 words left, of 624"),
+            ("rng/torch", torch_state(0, 625), "rng/torch is at word 625 with 0 words left, of 624"),
+            ("model/model.norm.weight", floats(np.nan), "model/model.norm.weight has an element that is not finite"),
             (NORM, HostTensor("F32", (1,), np.zeros(1, np.uint32)), f"{NORM} is F32 [1]; its parameter is F32 [16]"),
             (NORM, HostTensor("U8", (16,), np.zeros(16, np.uint8)), f"{NORM} is U8 [16]; its parameter is F32 [16]"),
             (NORM, floats(np.nan), f"{NORM} has an element that is not finite"),

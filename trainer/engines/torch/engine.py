@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from storage.errors import ConfigError, CorruptError
+from storage.formats.safetensors import is_finite
 from storage.records.batches import Batch
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -95,6 +96,9 @@ class TorchTrainEngine:
     def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
         saved = read_state(state)
         model = below("model/", tensors)
+        for name, tensor in model.items():
+            if not is_finite(tensor):
+                raise CorruptError(f"model/{name} has an element that is not finite")
         self._open(model)
         if lacking := self._trained.parameters.keys() - model.keys():
             raise CorruptError(

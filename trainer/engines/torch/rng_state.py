@@ -1,6 +1,7 @@
 """Save and restore all random states of this process, as tensors and JSON."""
 
 import random
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -15,6 +16,11 @@ from storage.records.weights import HostTensor
 from trainer.engines.torch.host_tensors import to_host, to_torch
 
 _MERSENNE_WORDS = 624
+_TORCH_BYTES = 5056
+_TORCH_POSITION = struct.Struct("<i4xQ")
+"""Of torch's state on the CPU, after 8 bytes with the seed: the words that are left, and the next
+one.
+"""
 _Word = Annotated[int, Field(ge=0, lt=2**32)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -79,6 +85,18 @@ def capture() -> tuple[dict[str, HostTensor], Json]:
     return tensors, state
 
 
+def _check_position(state: bytes) -> None:
+    """Raise CorruptError for a position with which torch reads beyond its words, unchecked."""
+    if len(state) != _TORCH_BYTES:
+        return  # torch refuses it
+    left, following = _TORCH_POSITION.unpack_from(state, 8)
+    is_new = (left, following) == (1, 0)
+    if not is_new and not (left >= 1 and left + following == _MERSENNE_WORDS + 1):
+        raise CorruptError(
+            f"rng/torch is at word {following} with {left} words left, of {_MERSENNE_WORDS}"
+        )
+
+
 def restore(tensors: Mapping[str, HostTensor], state: RandomStates) -> None:
     """Restore the states that `capture` returned, except those of GPUs that are not available.
 
@@ -86,6 +104,7 @@ def restore(tensors: Mapping[str, HostTensor], state: RandomStates) -> None:
     """
     if "torch" not in tensors:
         raise CorruptError("the random state of torch, rng/torch, is missing")
+    _check_position(tensors["torch"].bits.tobytes())
     try:
         torch.set_rng_state(to_torch(tensors["torch"]))
         for index in range(torch.cuda.device_count()):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout.engines.engine import ContextFullError
+from rollout.engines.engine import ContextFullError, EngineFailedError
 from storage import layout
 from storage.errors import ConfigError, CorruptError
 from storage.machine import gpu_locks
@@ -423,6 +423,16 @@ def test_failures_of_the_policies_own_answers_are_the_teams_result(
     played = only(paired_outcomes(memory_store, LOG, *teams, contest_config()))
     assert np.isnan(played.champion).all()
     assert np.isnan(played.candidate).all()
+
+
+def test_an_engine_that_breaks_is_named_with_its_team(
+    memory_store: ObjectStore, run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SkilledEngine, "fails_on", "boxed")
+    monkeypatch.setattr(SkilledEngine, "fails_with", EngineFailedError)
+    teams = team_of(run, 1), team_of(run, 2)
+    with pytest.raises(ConfigError, match=r"^the champion cannot be played: the judge is away"):
+        paired_outcomes(memory_store, LOG, *teams, contest_config())
 
 
 def test_the_final_answer_of_the_team_counts_and_not_its_first(

@@ -205,6 +205,17 @@ def test_no_class_that_a_model_names_makes_its_registered_tokenizer(
     assert len(tokenizer) == len(AutoTokenizer.from_pretrained(_folder_of_base(tmp_path)))
 
 
+def test_a_reference_leaves_the_number_of_answers_to_its_caller(uri: str, tmp_path: Path) -> None:
+    changed = {"num_return_sequences": 3, "num_beams": 4, "eos_token_id": [1, 2]}
+    registered(tmp_path, uri, "reference", changed, "generation_config.json")
+    path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
+    loaded = referenced_model._load_pyfunc(str(path.parent))
+    assert len(loaded.predict([PROMPT], MORE)) == 1
+    settings = loaded.pipeline.model.generation_config
+    assert settings.eos_token_id == [1, 2]
+    assert settings.num_beams in (None, 1)
+
+
 def _folder_of_base(folder: Path) -> Path:
     for name, body in model_files(BASE).items():
         (folder / name).write_bytes(body)
