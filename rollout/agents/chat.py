@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from storage.errors import ConfigError, CorruptError
-from storage.formats import token_texts
+from storage.formats import token_texts, tokenizer_files
 from storage.formats.json_objects import parse
 from storage.machine.temporary_folders import temporary_folder
 from storage.written_files import write_inside
@@ -170,7 +170,7 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
 
     with temporary_folder("astraflow-chat-") as folder:
         try:
-            settings = token_texts.checked_settings(files)
+            settings = tokenizer_files.checked_settings(files)
         except CorruptError as error:
             raise _no_tokenizer(files, error) from error
         for name, body in {**files, **settings}.items():

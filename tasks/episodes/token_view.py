@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from storage.errors import UNREADABLE, NotFoundError
-from storage.formats import token_texts
+from storage.formats import token_texts, tokenizer_files
 from storage.records.batches import Batch, SequenceKey
 from storage.records.rollouts import NOT_SAMPLED, Episode, Sequence
 from storage.records.types import Float32
@@ -242,12 +242,12 @@ def _tokenizer(run: ObjectStore, policy: str) -> Any:
         files = reader.fetch_files(run, policy, 0) if policy else {}
     except (NotFoundError, *UNREADABLE):
         files = {}
-    if token_texts.TOKENIZER in files:
+    if tokenizer_files.TOKENIZER in files:
         from tokenizers import Tokenizer
 
         try:
-            token_texts.check_file(files[token_texts.TOKENIZER])
-            tokenizer = Tokenizer.from_str(files[token_texts.TOKENIZER].decode())
+            tokenizer_files.check_file(files[tokenizer_files.TOKENIZER])
+            tokenizer = Tokenizer.from_str(files[tokenizer_files.TOKENIZER].decode())
             token_texts.check(tokenizer)
             return tokenizer
         except BaseException as error:  # tokenizers raises Exception; a panic is none

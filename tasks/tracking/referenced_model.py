@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import ConfigError, CorruptError
-from storage.formats import token_texts
+from storage.formats import tokenizer_files
 from storage.formats.json_objects import build, dump, parse
 from storage.formats.model_config import MODEL_CONFIG
 from storage.formats.safetensors import from_safetensors
@@ -50,10 +50,10 @@ def describe(reference: WeightsReference) -> bytes:
 def restrict_tokenizer(folder: Path) -> None:
     """Write the settings into a folder with which its tokenizer is loaded as workers load it.
 
-    Raises CorruptError where it must not be loaded (`token_texts`).
+    Raises CorruptError where it must not be loaded (`tokenizer_files`).
     """
     files = {file.name: file.read_bytes() for file in folder.glob("*.json")}
-    for name, body in token_texts.checked_settings(files).items():
+    for name, body in tokenizer_files.checked_settings(files).items():
         write_inside(folder, name, body)
 
 

@@ -6,7 +6,7 @@ import pytest
 from rollout.agents import chat
 from rollout.agents.chat import Chat, load_chat, system, user
 from storage.errors import ConfigError, CorruptError
-from storage.formats.token_texts import ADDED_TOKENS
+from storage.formats.tokenizer_files import ADDED_TOKENS
 from storage.written_files import write_inside
 from tests.support.runs.fakes import END_ID, base_files, tiny_chat
 

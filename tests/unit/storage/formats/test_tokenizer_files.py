@@ -1,0 +1,187 @@
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from storage.errors import CorruptError
+from storage.formats import tokenizer_files
+from tests.support.models.tokenizer_steps import BYTE_LEVEL, DOUBLE, replace
+
+
+def file_of(**parts: Any) -> bytes:
+    return json.dumps({"version": "1.0", "added_tokens": [], "model": {}, **parts}).encode()
+
+
+def normalizers(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"normalizer": {"type": "Sequence", "normalizers": list(steps)}}
+
+
+def template(*pieces: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "TemplateProcessing", "single": list(pieces), "pair": [], "special_tokens": {}}
+
+
+def charsmap(longest: int) -> str:
+    """An empty trie and one text."""
+    return base64.b64encode(bytes(4) + b"x" * longest + b"\0").decode()
+
+
+SPACES = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+NFKD = {"type": "NFKD"}
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+WHOLE_TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"normalizer": None, "pre_tokenizer": None, "post_processor": None},
+        normalizers({"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")),
+        {"normalizer": {"type": "NFC"}, "pre_tokenizer": BYTE_LEVEL, "post_processor": BYTE_LEVEL},
+        {
+            **normalizers(replace("``", '"'), NFKD, {"precompiled_charsmap": charsmap(33)}),
+            "pre_tokenizer": METASPACE,
+            "post_processor": template({}, WHOLE_TEXT, {}),
+        },
+        normalizers({"type": "Precompiled", "precompiled_charsmap": charsmap(33)}, SPACES),
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "no base64"}},
+        normalizers(*[replace("a", "aa")] * 8),
+        normalizers(*[replace("a", "b")] * 250),
+    ],
+)
+def test_encoders_of_common_models_are_accepted(parts: dict[str, Any]) -> None:
+    tokenizer_files.check_file(file_of(**parts))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        normalizers(*[DOUBLE] * 40),
+        normalizers(*[DOUBLE] * 9),
+        normalizers(NFKD, {"type": "NFKC"}, {"type": "BertNormalizer"}, {"type": "NFC"}),
+        normalizers(*[normalizers(DOUBLE, DOUBLE)["normalizer"]] * 7),
+        normalizers(*[{"pattern": {"String": "a"}, "content": "aa"}] * 40),
+        normalizers(*[SPACES] * 40),
+        normalizers(*[{"type": "Prepend", "prepend": "aaaa"}] * 40),
+        normalizers(*[replace("ي", "\ufdfa"), NFKD] * 3),
+        normalizers(replace("", "b" * 4096)),
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap(100_000)}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTE_LEVEL] * 40}},
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [METASPACE] * 40}},
+        {"post_processor": template(*[WHOLE_TEXT] * 4097)},
+        normalizers(*[{"type": "Lowercase"}] * 512),
+        {
+            **normalizers(*[DOUBLE] * 6),
+            "post_processor": {"type": "Sequence", "processors": [template(*[WHOLE_TEXT] * 65)]},
+        },
+    ],
+)
+def test_an_encoder_that_multiplies_text_or_has_very_many_steps_is_refused(
+    parts: dict[str, Any],
+) -> None:
+    with pytest.raises(CorruptError, match="make a text more than 4,096 times as long"):
+        tokenizer_files.check_file(file_of(**parts))
+
+
+def added(content: str, **fields: bool) -> dict[str, object]:
+    return {"id": 7, "content": content, **fields}
+
+
+@pytest.mark.parametrize(
+    ("parts", "settings"),
+    [
+        ({"added_tokens": [added(" " * 24, normalized=True)], "normalizer": {"type": "NFC"}}, {}),
+        ({"added_tokens": [added("a" * 1024, normalized=False)], "normalizer": NFKD}, {}),
+        ({"added_tokens": [added("<extra_id_99>")] * 200, "normalizer": NFKD}, {}),
+        ({}, {"chat_template": "a" * 10**6, "model_max_length": 10**6, "eos_token": None}),
+        ({}, {"extra_special_tokens": ["a" * 1024], "added_tokens_decoder": {"7": added("a")}}),
+    ],
+)
+def test_added_tokens_of_common_models_are_accepted(
+    parts: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    tokenizer_files.check_file(file_of(**parts), [settings])
+
+
+LONG = "a" * 1025
+
+
+@pytest.mark.parametrize(
+    ("parts", "settings"),
+    [
+        ({"added_tokens": [added(LONG, normalized=False)]}, {}),
+        ({"added_tokens": [added("a" * 9, normalized=True)], **normalizers(NFKD, NFKD)}, {}),
+        ({"added_tokens": [added("a" * 9)], **normalizers(NFKD, NFKD)}, {}),
+        ({}, {"added_tokens_decoder": {"7": added(LONG)}}),
+        (normalizers(*[DOUBLE] * 8), {"added_tokens_decoder": {"7": added("a" * 9)}}),
+        ({}, {"eos_token": LONG}),
+        ({}, {"extra_special_tokens": {"image_token": LONG}}),
+        ({}, {"additional_special_tokens": ["a", [LONG]]}),
+    ],
+)
+def test_a_very_long_added_token_is_refused(
+    parts: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    with pytest.raises(CorruptError, match=r"an added token has .* after the normalizer"):
+        tokenizer_files.check_file(file_of(**parts), [settings])
+
+
+def test_many_added_tokens_that_become_longer_are_refused() -> None:
+    parts = {"added_tokens": [added("ab")] * 100, **normalizers(NFKD, NFKD)}
+    tokenizer_files.check_file(file_of(**parts))
+    parts["added_tokens"] = [added("ab")] * 200
+    with pytest.raises(CorruptError, match=r"may have 129,600 characters together after the norm"):
+        tokenizer_files.check_file(file_of(**parts))
+
+
+def patterns(*lengths: int) -> list[dict[str, Any]]:
+    return [{"type": "Split", "pattern": {"Regex": "a" * length}} for length in lengths]
+
+
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "post_processor", "decoder"])
+def test_very_long_regular_expressions_are_refused(part: str) -> None:
+    """Those of a hundred kilobytes take minutes to compile, before any text is divided."""
+    tokenizer_files.check_file(file_of(**{part: {"parts": patterns(4000, 96)}}))
+    with pytest.raises(CorruptError, match=r"have 4,097 characters; at most 4,096 are read"):
+        tokenizer_files.check_file(file_of(**{part: {"parts": patterns(4000, 97)}}))
+
+
+def test_a_unigram_model_of_very_long_tokens_is_refused() -> None:
+    tokenizer_files.check_file(file_of(model={"vocab": [["a", 0.0], ["a" * 128, -1.0], []]}))
+    with pytest.raises(CorruptError, match=r"has a piece of more than 128 characters"):
+        tokenizer_files.check_file(file_of(model={"vocab": [["a" * 129, 0.0], ["a", -1.0]]}))
+
+
+@pytest.mark.parametrize(
+    ("key", "read", "refused"),
+    [
+        ("max_input_chars_per_word", 128, 129),
+        ("max_input_chars_per_word", 100, 10**4000),
+        ("continuing_subword_prefix", "#" * 32, "#" * 33),
+        ("end_of_word_suffix", None, "#" * 33),
+    ],
+)
+def test_a_model_of_very_long_words_or_affixes_is_refused(
+    key: str, read: Any, refused: Any
+) -> None:
+    tokenizer_files.check_file(file_of(model={key: read}))
+    with pytest.raises(CorruptError, match=rf"has a {key} of more than (128|32) characters"):
+        tokenizer_files.check_file(file_of(model={key: refused}))
+
+
+def test_the_settings_of_a_tokenizer_name_the_common_class_and_no_files() -> None:
+    files = {
+        "tokenizer.json": file_of(),
+        "tokenizer_config.json": b'{"tokenizer_class": "ByT5Tokenizer", "vocab_file": "/x", "a": 1}',
+    }
+    assert {
+        name: json.loads(body) for name, body in tokenizer_files.checked_settings(files).items()
+    } == {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "a": 1}}
+    assert json.loads(
+        tokenizer_files.checked_settings(
+            {**files, "special_tokens_map.json": b'{"b_file": 1, "c": 2}'}
+        )["special_tokens_map.json"]
+    ) == {"c": 2}
+    with pytest.raises(CorruptError, match=r"^tokenizer\.json is missing"):
+        tokenizer_files.checked_settings({"tokenizer_config.json": b"{}"})
