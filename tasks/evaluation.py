@@ -17,7 +17,7 @@ from rollout.service import event_loop
 from rollout.service.episode_runner import run_prompts
 from storage.coordination.gpus_of_service import gpus_of_service
 from storage.coordination.lifetime import Lifetime, StoppedError
-from storage.errors import ConfigError, ConflictError
+from storage.errors import ConfigError, ConflictError, CorruptError
 from storage.records.control import ServiceState, WaitReason
 from storage.records.progress import EvaluationProgress
 from storage.records.rollouts import Episode, Group
@@ -49,8 +49,8 @@ def evaluate_versions(
 ) -> Evaluation:
     """Play every held-out prompt once with these versions; store a sample, then the result.
 
-    Returns the stored evaluation: of two evaluations of one vector the first is kept. `on_episode`
-    is called after each episode.
+    Returns the stored evaluation: of two evaluations of one vector the first is kept; this one, if
+    that is damaged. `on_episode` is called after each episode.
 
     Raises:
         ConfigError: the prompts cannot be read, or are more than HELD_OUT_MAX.
@@ -66,7 +66,10 @@ def evaluate_versions(
     try:
         evaluations.create(run, evaluation)
     except ConflictError:
-        return evaluations.read(run, versions)
+        try:
+            return evaluations.read(run, versions)
+        except CorruptError as error:
+            log.warning("the evaluation of %s is not stored: %s", _text(versions), error)
     return evaluation
 
 
@@ -110,7 +113,12 @@ def follow(
         with heartbeat.span("evaluate"):
             if not as_task(evaluate)(versions):
                 return
-        for score in evaluations.scores(evaluations.read(run, versions)):
+        try:
+            stored = evaluations.read(run, versions)
+        except CorruptError as error:
+            log.warning("the evaluation of %s is damaged: %s", _text(versions), error)
+            continue
+        for score in evaluations.scores(stored):
             log.info(
                 "%s: %s %.1f %% of %d",
                 _text(versions),

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from deployments.cli.run_launcher import RunRequest, new_run_id
+from deployments.cli.run_launcher import RunRequest, check_deployment, new_run_id
 from storage import layout
+from storage.errors import ConfigError
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.recipes import loader, yaml_file
@@ -47,8 +48,12 @@ def prepare(
         del data["data"]["start"]
         recipe = yaml_file.write(data)
         loaded = loader.load(recipe, overrides)
+    deployment = record.deployment or DEPLOYMENT
+    check_deployment(deployment)
+    if "/" not in deployment:
+        raise ConfigError(f"run {run_id} names the deployment {deployment!r}, without its flow")
     return RunRequest(
-        deployment=record.deployment or DEPLOYMENT,
+        deployment=deployment,
         run_id=new_id or new_run_id(loaded.name),
         recipe=recipe,
         overrides=overrides,

@@ -64,11 +64,7 @@ def prepare(
     """
     if run_id is not None:
         layout.run_prefix(run_id)  # ConfigError for an invalid run id, before anything starts
-    if not _is_deployment(deployment):
-        raise ConfigError(
-            f"{deployment[:DEPLOYMENT_MAX]!r} cannot be the name of a deployment; write "
-            "FLOW/DEPLOYMENT"
-        )
+    check_deployment(deployment)
     full = deployment if "/" in deployment else f"{FLOW}/{deployment}"
     shipped_recipes = {
         f"{shipped.flow}/{shipped.name}": shipped.parameters.get("recipe")
@@ -102,16 +98,19 @@ def prepare(
     )
 
 
-def _is_deployment(name: str) -> bool:
-    """Return whether a deployment may have this name, with or without a flow's name before it."""
+def check_deployment(name: str) -> None:
+    """Raise ConfigError for a name that no deployment has, with or without a flow's before it."""
     parts = name.split("/")
-    return (
-        len(parts) <= 2
-        and not any(part in ("", ".", "..") for part in parts)
-        and name.isprintable()
-        and not _RESERVED.search(name)
-        and len(name) <= DEPLOYMENT_MAX
-    )
+    if (
+        len(parts) > 2
+        or any(part in ("", ".", "..") for part in parts)
+        or not name.isprintable()
+        or _RESERVED.search(name)
+        or len(name) > DEPLOYMENT_MAX
+    ):
+        raise ConfigError(
+            f"{name[:DEPLOYMENT_MAX]!r} cannot be the name of a deployment; write FLOW/DEPLOYMENT"
+        )
 
 
 def new_run_id(name: str) -> str:

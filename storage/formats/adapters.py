@@ -66,7 +66,7 @@ def merged(
     def made(name: str) -> HostTensor:
         layer = name.removesuffix(WEIGHT)
         names = name, layer + LORA_A, layer + LORA_B
-        if names[1] not in given:
+        if not name.endswith(WEIGHT) or names[1] not in given:
             return given[name]
         if (
             before is not None

@@ -6,6 +6,7 @@ Libraries allocate by these sizes before they see a tensor: a list entry per lay
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -60,13 +61,19 @@ LARGEST: Final[Mapping[str, int]] = MappingProxyType(
     }
 )
 """Numbers that no tensor limits → the largest that is read."""
+LAYERS_MAX: Final = 2**10
+"""Of any count of layers: for each layer, a class may search a list that has an item for each."""
+LIST_ITEMS_MAX: Final = 2**12
+"""Of a list in a configuration, such as numbers of layers; published models have some hundred."""
+_LAYERS = re.compile("(^|_)layers?$")
+"""At the end of a key: a count of layers, such as `num_hidden_layers` and `n_layer`."""
 REPEATS: Final = "attention_types"
 """Key of lists with numbers of repetitions, which GPT-Neo makes into one list."""
 
 
 def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> None:
     """Raise CorruptError when a count or size in `body` exceeds every dimension of `shapes`, or
-    SIZE_MAX, or a number exceeds its limit in LARGEST.
+    SIZE_MAX, a number its limit in LARGEST, a count of layers LAYERS_MAX, or a list LIST_ITEMS_MAX.
 
     Example: `num_hidden_layers: 1000000` beside an embedding of (151936, 2048).
     """
@@ -76,6 +83,10 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
     while pending:
         value = pending.pop()
         if isinstance(value, list):
+            if len(value) > LIST_ITEMS_MAX:
+                raise CorruptError(
+                    f"{what}: a list has {len(value):,} items; at most {LIST_ITEMS_MAX:,} are read"
+                )
             pending += value
         if not isinstance(value, dict):
             continue
@@ -87,6 +98,8 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
             digits = str(size)[:DIGITS_SHOWN_MAX]
             if key in LARGEST:
                 largest: float = LARGEST[key]
+            elif _LAYERS.search(key):
+                largest = LAYERS_MAX
             elif key == REPEATS or _is_size(key):
                 if size > limit:
                     raise CorruptError(

@@ -34,6 +34,8 @@ BITS: Mapping[str, str] = {
 }  # fmt: skip
 """safetensors' dtype → the NumPy dtype of `HostTensor.bits`."""
 
+METADATA = "__metadata__"
+"""The key of a header that is no tensor."""
 HEADER_BYTES_MAX = 100_000_000
 """The limit of the safetensors package."""
 NUMBER_DIGITS_MAX = 19
@@ -115,7 +117,7 @@ def to_safetensors(
     """A valid safetensors file; wide elements first, so that every tensor lies aligned. ValueError
     for false bits.
     """
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    header: dict[str, object] = {METADATA: {"format": "pt", **(metadata or {})}}
     chunks: list[memoryview] = []
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].bits.itemsize, item[0])):
@@ -138,7 +140,7 @@ def from_safetensors(body: bytes) -> dict[str, HostTensor]:
     Raises CorruptError, which names what is invalid.
     """
     header, data = _parts(body)
-    header.pop("__metadata__", None)
+    header.pop(METADATA, None)
     tensors = {name: _tensor(name, entry, data) for name, entry in header.items()}
     spans = sorted(entry["data_offsets"] for entry in header.values())
     ends = [0, *(end for _, end in spans)]
@@ -170,7 +172,7 @@ def _object(pairs: list[tuple[str, Json]]) -> Json:
 def read_metadata(body: bytes) -> dict[str, str]:
     """Read the `__metadata__` of a safetensors file."""
     header, _ = _parts(body)
-    return {str(key): str(value) for key, value in header.get("__metadata__", {}).items()}
+    return {str(key): str(value) for key, value in header.get(METADATA, {}).items()}
 
 
 def _parts(body: bytes) -> tuple[dict[str, Json], memoryview]:

@@ -60,12 +60,17 @@ class TextLimits:
 
     def __init__(self, tokenizer: Any) -> None:
         self._normalizer = tokenizer.normalizer
-        self._strips = [
-            (each.content, each.normalized)
-            for each in tokenizer.get_added_tokens_decoder().values()
-            if each.lstrip or each.rstrip
-        ]
-        """Added tokens that take the spaces beside them, and whether they are normalized."""
+        self._strips: list[str] = []
+        """Added tokens that take the spaces beside them."""
+        self._normalized_strips: list[str] = []
+        """Those that are searched in a normalized text, normalized."""
+        for token in tokenizer.get_added_tokens_decoder().values():
+            if not token.lstrip and not token.rstrip:
+                continue
+            if token.normalized and self._normalizer is not None:
+                self._normalized_strips.append(self._normalizer.normalize_str(token.content))
+            else:
+                self._strips.append(token.content)
 
     def check(self, text: str) -> None:
         """Raise CorruptError for a text that the tokenizer makes much longer, or that takes it very
@@ -77,12 +82,8 @@ class TextLimits:
                 "become tokens"
             )
         normalized = text if self._normalizer is None else self._normalized(text)
-        strips = sum(
-            normalized.count(self._normalizer.normalize_str(token))
-            if is_normalized and self._normalizer is not None
-            else text.count(token)
-            for token, is_normalized in self._strips
-        )
+        strips = sum(text.count(token) for token in self._strips)
+        strips += sum(normalized.count(token) for token in self._normalized_strips)
         if strips * len(normalized) > STRIPS_MAX:
             raise CorruptError(
                 f"{strips:,} added tokens of tokenizer.json take the spaces beside them in a text "

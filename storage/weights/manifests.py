@@ -12,7 +12,7 @@ from storage import layout
 from storage.errors import CorruptError, NotFoundError
 from storage.formats import adapters
 from storage.formats.json_objects import unseal
-from storage.formats.safetensors import num_bytes, weights_digest
+from storage.formats.safetensors import METADATA, num_bytes, weights_digest
 from storage.formats.tensor_set import Contents, check_files
 from storage.plain_names import quoted
 from storage.records.weights import HostTensor, Manifest, MergedDelta
@@ -69,6 +69,8 @@ def parse_manifest(body: bytes, policy: str, version: int) -> Manifest:
         raise CorruptError(f"{key} is the manifest of {manifest.policy} version {manifest.version}")
     if weights_digest(manifest.tensors) != manifest.digest:
         raise CorruptError(f"{key} lists tensors whose digests do not give its own digest")
+    if METADATA in manifest.tensors:
+        raise CorruptError(f"{key} lists a tensor {METADATA}, which safetensors files cannot have")
     for name, info in manifest.tensors.items():
         if num_bytes(info) > TENSOR_BYTES_MAX:
             raise CorruptError(f"{key} lists the tensor {quoted(name)} with more than 2^63 bytes")

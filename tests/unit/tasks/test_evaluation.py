@@ -14,6 +14,7 @@ import pytest
 from data_ops.prompts.window import DataWindow, WindowPrompts
 from rollout.agents.seeds import derived_seed
 from rollout.config import EngineConfig
+from storage import layout
 from storage.coordination.lifetime import CHECK_INTERVAL_S, Lifetime
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.records.control import Stop, WaitReason
@@ -310,6 +311,26 @@ def test_the_first_of_two_evaluations_of_one_vector_stays(
     first = evaluation(vector)
     evaluations.create(memory_store, first)
     assert evaluate_versions(memory_store, played, vector).rows == first.rows
+
+
+def test_a_damaged_evaluation_of_the_vector_that_is_played_does_not_end_the_service(
+    memory_store: ObjectStore, played: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish_scripted(memory_store, *range(0, played.steps + 1))
+
+    def damaged(evaluate: Evaluate) -> Evaluate:
+        def wrapped(versions: Mapping[str, int]) -> bool:
+            if versions == vectors(0)[0]:
+                memory_store.create(layout.evaluation(versions), b"damaged")
+            return evaluate(versions)
+
+        return wrapped
+
+    follow(lifetime_of(memory_store, "evaluation"), played, damaged)
+    due = [dict(versions) for versions in played.evaluated_versions()]
+    assert len(due) > 1
+    assert evaluations.read(memory_store, due[-1]).versions == due[-1]
+    assert "is damaged: evals/solver-00000000_verifier-00000000.arrow" in caplog.text
 
 
 def test_missing_or_damaged_versions_are_errors_and_the_engines_are_closed(

@@ -102,6 +102,24 @@ def test_a_run_without_a_deployment_is_continued_by_the_default_one(store: Objec
     )
 
 
+@pytest.mark.parametrize(
+    ("deployment", "message"),
+    [
+        ("noslash", "run odd names the deployment 'noslash', without its flow"),
+        ("a/b/c", "'a/b/c' cannot be the name of a deployment"),
+        ("a/" + "b" * 90_000, r"'a/b+' cannot be the name of a deployment"),
+    ],
+)
+def test_a_stored_name_that_no_deployment_has_is_refused(
+    store: ObjectStore, deployment: str, message: str
+):
+    config = runs.read_run(runs.open_run(store, "one")).config
+    run = runs.create_run(store, "odd", config, deployment=deployment)
+    publisher.publish(run, "solver", 0, tensors())
+    with pytest.raises(ConfigError, match=message):
+        continuation.prepare(store, "odd", 9, [], [], None, with_optimizer=True)
+
+
 def test_a_missing_version_is_refused_before_anything_starts(store: ObjectStore):
     config = prepared(store, "solver@7").config
     with pytest.raises(ConfigError, match=r"policies\.solver\.model: there is no version 7 of"):

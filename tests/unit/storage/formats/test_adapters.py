@@ -89,6 +89,17 @@ def test_only_layers_whose_matrices_are_other_objects_are_merged_again() -> None
     assert wider.tensors["m.weight"].bits.tolist() != first.tensors["m.weight"].bits.tolist()
 
 
+def test_a_tensor_with_the_name_of_a_layer_is_not_merged() -> None:
+    layer = W.removesuffix(".weight")
+    given = drawn() | {layer: drawn()["norm.weight"]}
+    assert not adapters.fault(LORA, given)
+    made = adapters.merged(LORA, given).tensors
+    assert made[layer] is given[layer]
+    assert weights_digest(made) == weights_digest(
+        adapters.merged(LORA, drawn()).tensors | {layer: given[layer]}
+    )
+
+
 def test_a_version_with_an_adapter_stores_no_bytes_of_unchanged_tensors(
     memory_store: ObjectStore,
 ) -> None:

@@ -15,7 +15,6 @@ def body(**fields: object) -> bytes:
 @pytest.mark.parametrize(
     ("key", "fields"),
     [
-        ("num_hidden_layers", {"num_hidden_layers": 10**6}),
         ("hidden_size", {"hidden_size": 2**40}),
         ("head_dim", {"head_dim": 151_937}),
         ("n_embd", {"n_embd": 1e12}),
@@ -58,9 +57,23 @@ def test_sizes_up_to_the_floor_are_accepted_for_small_tensors() -> None:
 def test_a_size_above_2_to_the_20_is_refused_beside_any_tensors() -> None:
     shapes = [(0, 10**9), (10**9, 1)]
     check_sizes(body(vocab_size=10**9, num_labels=2**20), shapes, "config")
-    for key in ("num_labels", "num_hidden_layers"):
-        with pytest.raises(CorruptError, match=rf"^config: {key} is 1000000000; at most 1,048,576"):
-            check_sizes(body(text_config={key: 10**9}), shapes, "config")
+    with pytest.raises(CorruptError, match=r"^config: num_labels is 1000000000; at most 1,048,576"):
+        check_sizes(body(text_config={"num_labels": 10**9}), shapes, "config")
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer", "layers", "decoder_layers"])
+def test_very_many_layers_are_refused_beside_any_tensors(key: str) -> None:
+    """Some classes search a list of layers for each layer, again and again."""
+    shapes = [(0, 10**9), (10**9, 1)]
+    check_sizes(body(text_config={key: 1024}), shapes, "config")
+    with pytest.raises(CorruptError, match=rf"^config: {key} is 1025; at most 1,024 is read"):
+        check_sizes(body(text_config={key: 1025}), shapes, "config")
+
+
+def test_a_list_of_very_many_items_is_refused() -> None:
+    check_sizes(body(parts=[{"attn_layer_indices": [0] * 4096}]), SHAPES, "config")
+    with pytest.raises(CorruptError, match=r"^config: a list has 4,097 items; at most 4,096 are"):
+        check_sizes(body(parts=[{"attn_layer_indices": [0] * 4097}]), SHAPES, "config")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats import tensor_set
 from storage.formats.safetensors import weights_digest
-from storage.records.weights import HostTensor
+from storage.records.weights import HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore
 from storage.verify.violations import Findings
 from storage.verify.weights import WeightsAudit
@@ -338,3 +338,18 @@ def test_a_poll_of_the_newest_version_costs_three_probes(memory_store: ObjectSto
 
     assert manifests.latest(replace(memory_store, backend=Counts()), "solver", 7) == 7
     assert len(probes) == 3
+
+
+def test_a_manifest_with_a_tensor_that_files_cannot_have_is_damaged(
+    memory_store: ObjectStore,
+) -> None:
+    """A safetensors file has its metadata under this name."""
+    publisher.publish(memory_store, "solver", 0, builders.tensors(0))
+    key = layout.manifest(layout.weights("solver", 0))
+    fields = json.loads(memory_store.get(key))
+    listed = fields["tensors"]
+    listed["__metadata__"] = listed["model.scale"]
+    infos = {name: TensorInfo(**info) for name, info in listed.items()}
+    memory_store.put(key, sealed(fields | {"digest": weights_digest(infos)}))
+    with pytest.raises(CorruptError, match=r"lists a tensor __metadata__, which safetensors files"):
+        manifests.read_manifest(memory_store, "solver", 0)

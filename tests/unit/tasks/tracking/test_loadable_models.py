@@ -223,7 +223,7 @@ def _folder_of_base(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("layers", "needs"), [(3, "needs tensors that are not given"), (50_000, "needs more than")]
+    ("layers", "needs"), [(3, "needs tensors that are not given"), (1_000, "needs more than")]
 )
 def test_a_reference_to_weights_of_another_model_is_refused_before_it_is_built(
     layers: int, needs: str, uri: str, tmp_path: Path
