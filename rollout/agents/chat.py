@@ -123,13 +123,12 @@ class Chat:
         backend = self._tokenizer.backend_tokenizer
         try:
             self._limits.check(text)
-        except CorruptError as error:
-            raise ConfigError(str(error)) from error
-        try:
             if len(text) > INLINE_CHARS_MAX:  # only the method for batches lets other threads run
                 encoded = backend.encode_batch_fast([text], add_special_tokens=False)[0]
             else:
                 encoded = backend.encode(text, add_special_tokens=False)
+        except CorruptError as error:
+            raise ConfigError(str(error)) from error
         except BaseException as error:  # a panic is no Exception
             if not token_texts.is_panic(error):
                 raise

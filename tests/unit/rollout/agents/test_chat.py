@@ -115,9 +115,17 @@ def test_settings_of_a_call_in_the_tokenizers_file_change_no_tokens() -> None:
         assert opening == [USER, *QUESTION * repeats, END_ID, ASSISTANT]
 
 
-def test_a_text_at_which_the_tokenizer_panics_is_an_error_with_its_length() -> None:
-    search = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
-    chat = with_tokenizer(pre_tokenizer={**search, "invert": False})
+@pytest.mark.parametrize(
+    ("part", "step"),
+    [
+        ("pre_tokenizer", {"type": "Split", "behavior": "Isolated", "invert": False}),
+        ("normalizer", {"type": "Replace", "content": "y"}),
+    ],
+)
+def test_a_text_at_which_the_tokenizer_panics_is_an_error_with_its_length(
+    part: str, step: dict[str, object]
+) -> None:
+    chat = with_tokenizer(**{part: step | {"pattern": {"Regex": "(x+x+)+y"}}})
     with pytest.raises(ConfigError, match=r"the tokenizer fails at a text of 8\d characters: Onig"):
         chat.opening([user("x" * 60)])
 
