@@ -10,7 +10,9 @@ names of tensors, notes, regions) is arbitrary, and never becomes a part of a pa
 """
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Annotated, TypeAlias
 from uuid import uuid4
@@ -38,6 +40,7 @@ _DEVICES = frozenset(
 )
 """Names of devices on Windows, with any suffix."""
 _SHOWN_MAX = 80
+_LISTED_MAX = 20
 
 
 def new_write_id() -> str:
@@ -83,6 +86,13 @@ def without_write_id(data_file: str) -> str:
 def quoted(name: str) -> str:
     """Return the name for a message: quoted, escaped, and truncated if it is long."""
     return repr(name if len(name) <= _SHOWN_MAX else f"{name[:_SHOWN_MAX]}…")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a message: the first 20, each truncated if it is long."""
+    shown = [*islice(names, _LISTED_MAX + 1)]
+    words = [name if len(name) <= _SHOWN_MAX else f"{name[:_SHOWN_MAX]}…" for name in shown]
+    return ", ".join(words[:_LISTED_MAX]) + (", …" if len(words) > _LISTED_MAX else "")
 
 
 @lru_cache(maxsize=2**16)  # every tensor of a manifest names its file

@@ -27,8 +27,8 @@ _SECRET = re.compile(
 """Names of query parameters whose values are secrets."""
 _WITH_PATHS = ("file", "memory", "sqlite", "s3")
 """Schemes whose paths may contain an @."""
-_SHORTENED = re.compile(r"([a-z][a-z0-9+.-]*:/|//)[^/]*@|[^/]*:[^/]*@", re.IGNORECASE)
-"""The start of an address with a user, and without a scheme or with one slash after it."""
+_SHORTENED = re.compile(r"([a-z][a-z0-9+.-]*:/|//)[^/]*@", re.IGNORECASE)
+"""The start of an address with a user, with a scheme and one slash, or with two slashes alone."""
 _PARAMETERS = re.compile(r"[?&#;]")
 """Characters before a parameter."""
 
@@ -39,7 +39,8 @@ def holds_credentials(url: str) -> bool:
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return _SHORTENED.match(url) is not None
+        user, at, _ = url.partition("/")[0].rpartition("@")
+        return (bool(at) and ":" in user) or _SHORTENED.match(url) is not None
     scheme = scheme.lower()
     # A password may contain a slash that is not escaped, so the whole rest counts where it can.
     authority = rest.partition("/")[0] if scheme in _WITH_PATHS else rest

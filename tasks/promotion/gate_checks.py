@@ -6,7 +6,7 @@ They are repeated when a stored run is compared, whose recipe may have no sectio
 from collections.abc import Iterator
 
 from data_ops.prompts.window import WindowPrompts
-from storage import layout
+from storage import layout, plain_names
 from storage.errors import ConfigError
 from storage.promotion.outcomes import EPISODES_MAX
 from tasks.promotion.gate.custom import CustomGateTest
@@ -90,7 +90,7 @@ def _names(gate: ContestConfig, evaluation: EvaluationConfig) -> Iterator[tuple[
         settings.append((("gate", "gain_on"), gate.gain_on))
     for path, name in settings:
         if name not in names:
-            yield path, f"the gate has no data set {name!r}; it has {', '.join(names)}"
+            yield path, f"the gate has no data set {name!r}; it has {plain_names.listed(names)}"
 
 
 def _sizes(gate: ContestConfig, evaluation: EvaluationConfig) -> Iterator[tuple[KeyPath, str]]:

@@ -143,8 +143,8 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 path,
                 f"{workflow.name} asks for the policy {policy}, which policies lacks (it has "
-                f"{', '.join(config.policies)}); add policies.{policy}, or name one that plays it "
-                "in roles: "
+                f"{plain_names.listed(config.policies)}); add policies.{policy}, or name one that "
+                "plays it in roles: "
                 f"{{{role}: {next(iter(config.policies))}}}",
             )
     for policy in config.policies:
@@ -383,4 +383,4 @@ def _placement_and_prices(config: RunConfig) -> Iterator[Problem]:
 def _one_of(word: str, names: tuple[str, ...]) -> str:
     if close := difflib.get_close_matches(word, names, n=1):
         return f"did you mean {close[0]}?"
-    return f"it has {', '.join(names)}"
+    return f"it has {plain_names.listed(names)}"

@@ -10,6 +10,7 @@ The first three are the names of the work pools (`deployments/pools.yaml`).
 
 from collections.abc import Iterator, Mapping
 
+from storage.plain_names import listed
 from storage.records.progress import ServiceKind
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.yaml_file import KeyPath
@@ -47,7 +48,7 @@ def faults(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     for key in prices.keys() - known:
         yield (
             (*_AT, key),
-            f"is neither a pool nor a region of this recipe; it has {', '.join(known)}",
+            f"is neither a pool nor a region of this recipe; it has {listed(known)}",
         )
     if config.budget.cost is None:
         return
@@ -58,6 +59,6 @@ def faults(config: RunConfig) -> Iterator[tuple[KeyPath, str]]:
     if missing:
         yield (
             ("budget", "cost"),
-            f"cannot be counted without the price of {', '.join(missing)}: add it to "
+            f"cannot be counted without the price of {listed(missing)}: add it to "
             f"{'.'.join(_AT)}, 0 for what costs nothing",
         )

@@ -640,6 +640,7 @@ class TestTorchEngine(TrainEngineContract):
             ("rng/torch", torch_state(624, 624), "rng/torch is at word 624 with 624 words left, of 624"),
             ("rng/torch", torch_state(0, 625), "rng/torch is at word 625 with 0 words left, of 624"),
             ("model/model.norm.weight", floats(np.nan), "model/model.norm.weight has an element that is not finite"),
+            ("model/model.norm.weight", HostTensor("F64", (16,), np.full(16, 1e300)), "has an element that is not finite"),
             (NORM, HostTensor("F32", (1,), np.zeros(1, np.uint32)), f"{NORM} is F32 [1]; its parameter is F32 [16]"),
             (NORM, HostTensor("U8", (16,), np.zeros(16, np.uint8)), f"{NORM} is U8 [16]; its parameter is F32 [16]"),
             (NORM, floats(np.nan), f"{NORM} has an element that is not finite"),

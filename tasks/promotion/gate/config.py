@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from storage.config_model import Count, Frozen, ShareOrNone
+from storage.records.promotions import ROWS_MAX
 from tasks.promotion.gate import GateTestConfig
 from tasks.promotion.gate.outcomes import POOLED
 from tasks.promotion.gate.paired_bootstrap import PairedBootstrap
@@ -23,7 +24,7 @@ class GateConfig(Frozen):
     """The data set that must gain; `pooled`: the problems of all data sets together."""
     max_loss: ShareOrNone = 0.05
     """A larger loss in accuracy must be excluded with the confidence, on each data set."""
-    max_loss_on: dict[str, ShareOrNone] = {}
+    max_loss_on: Annotated[dict[str, ShareOrNone], Field(max_length=ROWS_MAX)] = {}
     """Data set → its own `max_loss`."""
     min_problems: Count = 50
     """With fewer compared problems of a data set, nothing is promoted."""

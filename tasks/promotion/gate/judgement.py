@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from storage.errors import AstraFlowError, ConfigError
 from storage.import_path import described
+from storage.plain_names import listed
 from storage.records.promotions import ROWS_MAX, GateRow, GateVerdict, Requirement
 from tasks.promotion.gate.comparison import Comparison, GateTest
 from tasks.promotion.gate.config import GateConfig
@@ -86,7 +87,7 @@ def _check_names(datasets: Mapping[str, object], config: GateConfig) -> None:
             if name not in datasets:
                 raise ConfigError(
                     f"{key} names the data set {name!r}, which was not played; those are "
-                    f"{', '.join(datasets)}"
+                    f"{listed(datasets)}"
                 )
 
 

@@ -202,3 +202,12 @@ def test_a_sealed_merged_delta_keeps_its_delta() -> None:
         step=StoredDelta(0, {}, (FileInfo(GOOD_DATA_FILES[0], 5, "sha256:0"),)),
     )
     assert unseal(MergedDelta, seal(merged), "it").step == merged.step
+
+
+def test_names_in_a_message_are_few_and_short() -> None:
+    assert plain_names.listed([]) == ""
+    assert plain_names.listed(["a", "b" * 80]) == f"a, {'b' * 80}"
+    assert plain_names.listed(iter(["b" * 81])) == f"{'b' * 80}…"
+    numbers = [str(number) for number in range(21)]
+    assert plain_names.listed(numbers[:20]) == ", ".join(numbers[:20])
+    assert plain_names.listed(numbers) == ", ".join(numbers[:20]) + ", …"

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from storage.errors import ConfigError, CorruptError
-from storage.formats.safetensors import is_finite
 from storage.records.batches import Batch
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -23,7 +22,7 @@ from trainer.config import TrainConfig
 from trainer.engines.step.train_step import train_step
 from trainer.engines.torch import rng_state
 from trainer.engines.torch.changed_elements import DeviceScan
-from trainer.engines.torch.host_tensors import to_host
+from trainer.engines.torch.host_tensors import to_host, to_torch
 from trainer.engines.torch.one_process import OneProcess
 from trainer.engines.torch.optimizer import checked_moments
 from trainer.engines.torch.reference import Reference
@@ -97,7 +96,7 @@ class TorchTrainEngine:
         saved = read_state(state)
         model = below("model/", tensors)
         for name, tensor in model.items():
-            if not is_finite(tensor):
+            if not to_torch(tensor).float().isfinite().all():
                 raise CorruptError(f"model/{name} has an element that is not finite")
         self._open(model)
         if lacking := self._trained.parameters.keys() - model.keys():

@@ -108,6 +108,16 @@ def test_no_data_set_has_the_name_of_all_of_them() -> None:
     assert load(RECIPE, both).gate is not None
 
 
+def test_data_sets_with_very_long_names_are_listed_briefly() -> None:
+    """A stored recipe may name hundreds, of megabytes together."""
+    losses = {f"d{number}": 0.1 for number in range(100)}
+    message = error_of(gate={"max_loss_on": losses}, **{"evaluation.dataset": "a" * 50_000})
+    assert f"the gate has no data set 'd0'; it has {'a' * 80}…" in message
+    assert len(message) < 10_000
+    message = error_of(gate={"max_loss_on": losses | {"d100": 0.1, "d101": 0.1}})
+    assert "gate.max_loss_on: must have at most 101 items" in message
+
+
 def test_settings_of_data_sets_name_data_sets_of_the_gate() -> None:
     message = error_of(gate={"gain_on": "math", "datasets": {"hard": HARD}})
     assert "gate.gain_on: the gate has no data set 'math'; it has hard" in message
