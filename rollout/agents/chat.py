@@ -129,12 +129,12 @@ class Chat:
                 encoded = backend.encode(text, add_special_tokens=False)
         except CorruptError as error:
             raise ConfigError(str(error)) from error
-        except BaseException as error:  # a panic is no Exception
-            if not token_texts.is_panic(error):
+        except BaseException as error:  # tokenizers raises Exception; a panic is none
+            if not isinstance(error, Exception) and not token_texts.is_panic(error):
                 raise
             raise ConfigError(
                 f"the tokenizer fails at a text of {len(text):,} characters: {error}; correct the "
-                "base model's tokenizer.json"
+                "base model's tokenizer.json, or its chat template"
             ) from error
         tokens: list[int] = encoded.ids
         return tokens

@@ -79,6 +79,8 @@ def check_schema(body: bytes) -> None:
         schema = footer.table(1)
         if footer.count(4):
             raise ValueError("a footer with metadata")
+        if schema.number(0, 2):
+            raise ValueError("numbers of big-endian order")
         if schema.count(2) > METADATA_MAX:
             raise ValueError(f"more than {METADATA_MAX} entries of metadata")
         pending, num_fields = [*schema.tables(1)], 0

@@ -136,8 +136,8 @@ def _with_header(record: Any, **header: str) -> Json:
 
 
 def parse(body: bytes, label: str, values_max: int | None = None) -> Json:
-    """Parse an untrusted JSON object, with limits on nesting and on the number of its values, which
-    is VALUES_MAX where no other is given.
+    """Parse an untrusted JSON object, with limits on nesting, on integers and on the number of its
+    values, which is VALUES_MAX where no other is given.
 
     Raises CorruptError, with `label`, when it is not a JSON object.
     """
@@ -148,6 +148,8 @@ def parse(body: bytes, label: str, values_max: int | None = None) -> Json:
         raise CorruptError(f"{label} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise CorruptError(f"{label} is a JSON {type(fields).__name__} where an object belongs")
+    if _LONG_NUMBER.search(body):
+        _check_integers_in(fields, label)
     return fields
 
 
@@ -196,9 +198,14 @@ def _check_integers(text: bytes, label: str) -> None:
     if not _LONG_NUMBER.search(text):
         return
     try:
-        values = [from_json(text)]
+        value = from_json(text)
     except ValueError as error:
         raise CorruptError(f"{label} is not JSON: {error}") from error
+    _check_integers_in(value, label)
+
+
+def _check_integers_in(root: Any, label: str) -> None:
+    values = [root]
     while values:
         value = values.pop()
         if isinstance(value, int) and value.bit_length() > INTEGER_BITS:

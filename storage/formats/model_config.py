@@ -118,16 +118,16 @@ def positions(section: Json, given: float = 1.0) -> Iterator[float]:
     `max_position_embeddings`, `given` without them, and those of each scaling.
     """
     named = section.get("max_position_embeddings")
-    given = _float(named) if isinstance(named, int | float) else given
+    given = float(named) if isinstance(named, int | float) else given
     yield given
     for value in section.values():
         if not isinstance(value, dict):
             continue
         yield from positions(value, given)
         original, factor = value.get("original_max_position_embeddings"), value.get("factor")
-        base = _float(original) if isinstance(original, int | float) else given
+        base = float(original) if isinstance(original, int | float) else given
         if isinstance(factor, int | float):
-            yield base * _float(factor)
+            yield base * float(factor)
 
 
 def longest_context(config: Json) -> int | None:
@@ -191,14 +191,6 @@ def _without(value: Any, is_dropped: Callable[[str], bool]) -> Any:
         kept = {key: one for key, one in value.items() if not is_dropped(key)}
         return {key: _without(one, is_dropped) for key, one in kept.items()}
     return [_without(one, is_dropped) for one in value] if isinstance(value, list) else value
-
-
-def _float(value: float) -> float:
-    """Return a number of JSON as a float, infinite for an integer that is too large for one."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.copysign(math.inf, 1 if value > 0 else -1)
 
 
 def _is_size(key: str) -> bool:

@@ -130,6 +130,19 @@ def test_a_text_at_which_the_tokenizer_panics_is_an_error_with_its_length(
         chat.opening([user("x" * 60)])
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ '\\ud800' }}{% for message in messages %}{{ message.content }}{% endfor %}",
+        "{% for message in messages %}{{ message.content }}{% endfor %}{{ '\\ud800' }}",
+    ],
+)
+def test_a_template_with_half_a_character_is_an_error_with_its_length(template: str) -> None:
+    files = base_files() | {"chat_template.jinja": template.encode()}
+    with pytest.raises(ConfigError, match=r"the tokenizer fails at a text of \d+ characters"):
+        load_chat(files).opening([user("7+8-3=?")])
+
+
 def test_a_template_that_changes_the_text_after_an_answer_is_refused() -> None:
     before = [user("?"), {"role": "assistant", "content": "so"}]
     with pytest.raises(ConfigError, match="cannot continue after an answer"):

@@ -406,6 +406,15 @@ def test_a_column_is_counted_as_often_as_the_schema_refers_to_it() -> None:
         arrow_sizes.check_schema(body)
 
 
+def test_a_schema_of_big_endian_numbers_is_refused() -> None:
+    """Arrow would copy each column."""
+    fields = references(1, table(None))
+    little, big = (root(table(None, table(struct.pack("<h", order), fields))) for order in (0, 1))
+    arrow_sizes.check_schema(little + u32(len(little)) + b"ARROW1")
+    with pytest.raises(ValueError, match="numbers of big-endian order"):
+        arrow_sizes.check_schema(big + u32(len(big)) + b"ARROW1")
+
+
 def test_a_schema_is_checked_before_arrow_opens_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     body = file_with(columns(65))
     monkeypatch.setattr(pa.ipc, "open_file", None)

@@ -22,7 +22,7 @@ def body(**fields: object) -> bytes:
         ("attention_types", {"attention_types": [[["global", "local"], 75_969]]}),
         ("attention_types", {"attention_types": [[["a"], 10**5], [["a"], -(10**9)], ["b", 10**5]]}),
         ("attention_types", {"attention_types": [[[], 10**12]]}),
-        ("vocab_size", {"text_config": {"parts": [{"vocab_size": 10**4000}]}}),
+        ("vocab_size", {"text_config": {"parts": [{"vocab_size": 10**30}]}}),
     ],
 )
 def test_a_size_above_every_tensor_dimension_is_refused_by_name(
@@ -89,9 +89,17 @@ def test_a_list_of_very_many_items_is_refused() -> None:
 )
 def test_a_number_that_no_tensor_limits_has_a_limit_of_its_own(key: str, largest: int) -> None:
     check_sizes(body(**{key: largest}), SHAPES, "config")
-    for number in (largest + 1, largest + 0.5, 10**4000):
+    for number in (largest + 1, largest + 0.5, 10**30):
         with pytest.raises(CorruptError, match=rf"config: {key} is .*; at most {largest} is read"):
             check_sizes(body(text_config={"rope_parameters": {key: number}}), SHAPES, "config")
+
+
+def test_a_config_with_an_integer_of_thousands_of_digits_is_refused() -> None:
+    """Their products have more digits than Python makes text of."""
+    with pytest.raises(
+        CorruptError, match=r"^config has an integer of \d+ bits; at most 128 are read"
+    ):
+        check_sizes(body(attention_types=[[["a", "b"], 10**4299]]), SHAPES, "config")
 
 
 def test_a_config_that_is_not_a_json_object_is_refused() -> None:
