@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 from storage.errors import ConfigError, CorruptError
 from storage.formats import token_texts, tokenizer_files
 from storage.formats.json_objects import parse
+from storage.formats.json_values import storable_text
 from storage.machine.temporary_folders import temporary_folder
 from storage.written_files import write_inside
 
@@ -114,8 +115,8 @@ class Chat:
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(
                 f"the chat template refuses a conversation of {roles}: {type(error).__name__}: "
-                f"{error}; give the base model a chat_template.jinja with these roles, or use a "
-                "workflow without them"
+                f"{storable_text(str(error))}; give the base model a chat_template.jinja with "
+                "these roles, or use a workflow without them"
             ) from error
         return text
 

@@ -27,6 +27,10 @@ CODE_KEYS: Final = frozenset(
 """Keys of a configuration that name Python code, or kernels of the hub."""
 WEIGHTS_KEY: Final = "transformers_weights"
 """Key of a configuration with the file that transformers loads instead of `model.safetensors`."""
+TASK_KEY: Final = "task_specific_params"
+"""Key of a configuration with settings of generation, such as a number of beams, which a pipeline
+takes without asking.
+"""
 TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 SPECIAL_TOKENS: Final = "special_tokens_map.json"
 PATH_KEYS: Final = frozenset({"vocab", "merges", "init_inputs"})
@@ -176,7 +180,7 @@ def _data_file(name: str, body: bytes) -> bytes:
         return body
     try:
         config = json.loads(body)  # as transformers parses it
-        data = _without(without_code(config), WEIGHTS_KEY.__eq__)
+        data = _without(without_code(config), {WEIGHTS_KEY, TASK_KEY}.__contains__)
         data = without_paths(data) if is_of_tokenizer else data
         return body if data == config else json.dumps(data, indent=2).encode()
     except RecursionError:

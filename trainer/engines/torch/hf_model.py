@@ -309,7 +309,8 @@ def _errors_of(model_config: Json) -> Iterator[None]:
     except (AstraFlowError, MemoryError, OSError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # transformers raises anything for a wrong value
-        if "can't allocate memory" in str(error):  # torch: a RuntimeError, on the CPU
+        # torch, on the CPU. Other errors may quote these words from the file.
+        if type(error) is RuntimeError and "can't allocate memory" in str(error):
             raise
         kind = model_config.get("model_type", "unnamed")
         code = "; its own code (auto_map) is never run" if "auto_map" in model_config else ""

@@ -163,6 +163,7 @@ def test_a_role_unknown_to_the_template_is_named() -> None:
         ("{{ messages + 1 }}", "TypeError: can only concatenate list"),
         ("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "RecursionError: maximum recursion"),
         ("{{ 'a' * 10**18 }}", "MemoryError: "),
+        ("{{ raise_exception('\\ud800') }}", "TemplateError: ?; give"),
     ],
 )
 def test_a_template_that_fails_while_it_runs_is_refused(template: str, words: str) -> None:

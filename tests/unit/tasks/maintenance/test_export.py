@@ -57,7 +57,11 @@ def test_an_export_names_no_code_and_no_other_adapter(tmp_path: Path) -> None:
 
 def test_an_export_names_no_files_outside_of_it(tmp_path: Path) -> None:
     files = {
-        "config.json": {"transformers_weights": "/other/model.safetensors", "size": 1},
+        "config.json": {
+            "transformers_weights": "/other/model.safetensors",
+            "task_specific_params": {"text-generation": {"num_beams": 20_000}},
+            "size": 1,
+        },
         "tokenizer_config.json": {"tokenizer_file": "/other/tokenizer.json", "vocab": "/x", "a": 1},
         "special_tokens_map.json": {"parts": [{"merges": "/other/merges.txt"}], "b": 2},
         "tokenizer.json": {"vocab": {"a": 1}},

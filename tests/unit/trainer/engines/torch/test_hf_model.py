@@ -116,6 +116,13 @@ def test_masters_are_the_given_weights_rounded_to_float32() -> None:
         assert master.detach().numpy().view(np.uint32).tolist() == bits.tolist()
 
 
+@pytest.mark.parametrize("key", ["hidden_act", "model_type"])
+def test_a_value_with_the_words_of_a_full_memory_is_named(key: str) -> None:
+    """torch says them where memory is full, which no file causes."""
+    with pytest.raises(ConfigError, match=r"gives no causal language model: .*can't allocate mem"):
+        HfModel(MODEL_CONFIG | {key: "can't allocate memory"}, base_weights(), "cpu", False)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
