@@ -158,12 +158,24 @@ class Chat:
 def load_chat(files: Mapping[str, bytes]) -> Chat:
     """Build the chat of a base model from its files, by name.
 
-    Used files: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `config.json`,
-    `generation_config.json`.
+    Used files: those of `load_tokenizer`, `config.json`, `generation_config.json`.
 
     Raises:
         ConfigError: the files make no tokenizer.
         CorruptError: `config.json` or `generation_config.json` is no JSON object.
+        OSError: they cannot be written into a temporary folder.
+    """
+    tokenizer = load_tokenizer(files)
+    return Chat(tokenizer, _named_stop_ids(files, tokenizer))
+
+
+def load_tokenizer(files: Mapping[str, bytes]) -> Any:
+    """Build the tokenizer of a base model (`PreTrainedTokenizerFast`) from its files, by name.
+
+    Used files: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`.
+
+    Raises:
+        ConfigError: the files make no tokenizer.
         OSError: they cannot be written into a temporary folder.
     """
     from transformers import PreTrainedTokenizerFast
@@ -188,7 +200,7 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
             if not isinstance(error, Exception) and not token_texts.is_panic(error):
                 raise
             raise _no_tokenizer(files, error) from error
-    return Chat(tokenizer, _named_stop_ids(files, tokenizer))
+    return tokenizer
 
 
 def _no_tokenizer(files: Mapping[str, bytes], error: BaseException) -> ConfigError:

@@ -226,8 +226,8 @@ def text_decoder(run: ObjectStore, policy: str) -> Callable[[list[int]], str]:
 def _text(tokenizer: Any, tokens: list[int]) -> str:
     try:
         return str(tokenizer.decode(tokens, skip_special_tokens=False))
-    except BaseException as error:  # a panic of a stored decoder is no Exception
-        if not token_texts.is_panic(error):
+    except BaseException as error:  # tokenizers raises Exception; a panic is none
+        if not isinstance(error, Exception) and not token_texts.is_panic(error):
             raise
         return "".join(map(_number, tokens))
 

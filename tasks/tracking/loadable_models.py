@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from storage.formats import token_texts
+from storage.formats import token_texts, tokenizer_files
 from storage.records.promotions import TeamVersion
 from storage.run import runs
 from storage.store.object_store import ObjectStore
@@ -94,7 +94,7 @@ def _save_copy(files: Path, model: Path, tags: Mapping[str, str]) -> None:
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of a missing model card and licence
     try:
-        referenced_model.restrict_tokenizer(files)
+        _restrict_tokenizer(files)
         mlflow.transformers.save_model(
             str(files),
             str(model),
@@ -115,3 +115,13 @@ def _save_copy(files: Path, model: Path, tags: Mapping[str, str]) -> None:
         files.rename(model)
     finally:
         logger.setLevel(level)
+
+
+def _restrict_tokenizer(folder: Path) -> None:
+    """Write the settings into a folder with which its tokenizer is loaded as workers load it.
+
+    Raises CorruptError where it must not be loaded (`tokenizer_files`).
+    """
+    files = {file.name: file.read_bytes() for file in folder.glob("*.json")}
+    for name, body in tokenizer_files.checked_settings(files).items():
+        write_inside(folder, name, body)

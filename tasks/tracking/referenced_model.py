@@ -7,13 +7,12 @@ are untrusted: names are checked, and the weights must have the digest of the re
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from storage.errors import ConfigError, CorruptError
-from storage.formats import tokenizer_files
 from storage.formats.json_objects import build, dump, parse
 from storage.formats.model_config import MODEL_CONFIG
 from storage.formats.safetensors import from_safetensors
@@ -47,25 +46,25 @@ def describe(reference: WeightsReference) -> bytes:
     return dump(vars(reference))
 
 
-def restrict_tokenizer(folder: Path) -> None:
-    """Write the settings into a folder with which its tokenizer is loaded as workers load it.
-
-    Raises CorruptError where it must not be loaded (`tokenizer_files`).
-    """
-    files = {file.name: file.read_bytes() for file in folder.glob("*.json")}
-    for name, body in tokenizer_files.checked_settings(files).items():
-        write_inside(folder, name, body)
-
-
-def _restrict_generation(folder: Path) -> None:
+def _restrict_generation(folder: Path, tokenizer: Any) -> None:
     """Leave the numbers of tokens in the settings of generation, and `predict` to its caller.
 
-    Others may ask for any number of answers and beams.
+    Others may ask for any number of answers and beams. Numbers of no token are left out, too.
     """
     file = folder / GENERATION_CONFIG
     settings = parse(file.read_bytes(), GENERATION_CONFIG) if file.exists() else {}
-    tokens = {key: value for key, value in settings.items() if key.endswith("_token_id")}
+    numbers = set(tokenizer.get_vocab().values())
+    tokens = {
+        key: value
+        for key, value in settings.items()
+        if key.endswith("_token_id") and _are_all_in(value, numbers)
+    }
     write_inside(folder, GENERATION_CONFIG, dump(tokens))
+
+
+def _are_all_in(value: Any, numbers: Set[int]) -> bool:
+    listed = value if isinstance(value, list) else [value]
+    return all(type(number) is int and number in numbers for number in listed)
 
 
 class ReferencedModel:
@@ -92,13 +91,12 @@ def _load_pyfunc(path: str) -> ReferencedModel:
     """Load the model; MLflow calls this function by name.
 
     Raises:
-        ConfigError: the store does not have the weights that were registered, or transformers makes
-            no model of its `config.json`.
-        CorruptError: `reference.json` or a weights file is damaged, the tokenizer is refused, or
-            `config.json` is missing or describes another model.
+        ConfigError: the store does not have the weights that were registered, or its files make no
+            tokenizer, or transformers makes no model of them.
+        CorruptError: `reference.json` or a weights file is damaged, or `config.json` is missing or
+            describes another model.
     """
-    from transformers import pipeline
-
+    from rollout.agents.chat import load_tokenizer
     from tasks.maintenance.export import export_model
     from trainer.engines.torch.hf_model import check_fit
 
@@ -114,10 +112,28 @@ def _load_pyfunc(path: str) -> ReferencedModel:
     with tempfile.TemporaryDirectory(prefix="astraflow-model-") as temporary:
         folder = Path(temporary)
         export_model(run, reference.policy, reference.version, folder)
-        restrict_tokenizer(folder)
+        tokenizer = load_tokenizer(
+            {file.name: file.read_bytes() for file in folder.iterdir() if file.name != WEIGHTS_FILE}
+        )
         if not (folder / MODEL_CONFIG).exists():
             raise CorruptError(f"version 0 of {reference.policy} has no {MODEL_CONFIG}")
         model_config = parse((folder / MODEL_CONFIG).read_bytes(), MODEL_CONFIG)
         check_fit(model_config, from_safetensors((folder / WEIGHTS_FILE).read_bytes()))
-        _restrict_generation(folder)
-        return ReferencedModel(pipeline("text-generation", model=temporary))
+        _restrict_generation(folder, tokenizer)
+        return ReferencedModel(_pipeline(folder, tokenizer))
+
+
+def _pipeline(folder: Path, tokenizer: Any) -> Any:
+    """Return transformers' pipeline of a checked model; ConfigError where it makes none."""
+    from transformers import pipeline
+
+    try:
+        return pipeline("text-generation", model=str(folder), tokenizer=tokenizer)
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers raises anything for a wrong value
+        raise ConfigError(
+            f"transformers makes no pipeline of the model's {MODEL_CONFIG} and "
+            f"{GENERATION_CONFIG}: {type(error).__name__}: {error}; correct this value in the base "
+            "model, and register it again"
+        ) from error

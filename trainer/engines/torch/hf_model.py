@@ -92,9 +92,7 @@ class HfModel:
         _set_attention(self.model, attention)
         self.model.train()  # gradient checkpointing is off in eval()
         if activation_checkpointing:
-            self.model.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
+            _recompute_activations(self.model)
         if compiled:
             compile_layers(self.model)
 
@@ -180,10 +178,25 @@ def _set_attention(model: Any, name: str) -> None:
     """Select an implementation of attention; ConfigError where the model does not support it."""
     try:
         model.set_attn_implementation(name)
-    except (ImportError, ValueError) as error:
+    except Exception as error:  # transformers raises anything for a value that it reads here
+        if _is_of_the_machine(error):
+            raise
         raise ConfigError(
             f"train.attention: {name} cannot be used with models of type "
             f"{model.config.model_type}: {error}; set attention: sdpa"
+        ) from error
+
+
+def _recompute_activations(model: Any) -> None:
+    """Keep no activations of the layers; ConfigError where the model does not support it."""
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except Exception as error:  # transformers raises anything, by model
+        if _is_of_the_machine(error):
+            raise
+        raise ConfigError(
+            "train.activation_checkpointing cannot be used with models of type "
+            f"{model.config.model_type}: {error}; set activation_checkpointing: false"
         ) from error
 
 
@@ -306,11 +319,10 @@ def _errors_of(model_config: Json) -> Iterator[None]:
     """
     try:
         yield
-    except (AstraFlowError, MemoryError, OSError, torch.OutOfMemoryError):
+    except AstraFlowError:
         raise
     except Exception as error:  # transformers raises anything for a wrong value
-        # torch, on the CPU. Other errors may quote these words from the file.
-        if type(error) is RuntimeError and "can't allocate memory" in str(error):
+        if _is_of_the_machine(error):
             raise
         kind = model_config.get("model_type", "unnamed")
         code = "; its own code (auto_map) is never run" if "auto_map" in model_config else ""
@@ -319,6 +331,17 @@ def _errors_of(model_config: Json) -> Iterator[None]:
             f"{type(error).__name__}: {error}; correct this value, or use a model type that the "
             f"installed transformers has{code}"
         ) from error
+
+
+def _is_of_the_machine(error: Exception) -> bool:
+    """Return whether this may end otherwise in another process: a full memory, a file that the
+    operating system does not read. transformers' own OSError (no such model) has no number.
+    """
+    if isinstance(error, OSError):
+        return error.errno is not None
+    # torch's words, on the CPU. Errors of other types may quote them from the file.
+    is_full = type(error) is RuntimeError and "can't allocate memory" in str(error)
+    return is_full or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def _build(model_config: Json) -> Any:

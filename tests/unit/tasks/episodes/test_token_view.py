@@ -42,6 +42,31 @@ def test_of_an_episode_of_very_many_tokens_the_first_are_viewed() -> None:
     assert [len(turn.tokens) for turn in whole] == lengths
 
 
+class FailingDecoder:
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
+        raise self._error
+
+
+class PanicException(BaseException):
+    """As the package tokenizers names its own."""
+
+
+def test_a_token_that_the_tokenizer_cannot_decode_is_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = SmallRun("view-decoder").run
+    for error in (Exception("no text"), PanicException()):
+        monkeypatch.setattr(token_view, "_tokenizer", lambda *_, error=error: FailingDecoder(error))
+        assert token_view.decoder(run, "solver")(7) == "⟨7⟩"
+        assert token_view.text_decoder(run, "solver")([7, 8]) == "⟨7⟩⟨8⟩"
+    monkeypatch.setattr(token_view, "_tokenizer", lambda *_: FailingDecoder(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        token_view.decoder(run, "solver")(7)
+
+
 def test_each_batch_is_read_once_for_the_sequences_of_one_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

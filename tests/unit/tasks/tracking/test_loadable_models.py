@@ -31,6 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of MLflow and transformers
 BASE = TinyBase(hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate=32)
 MODEL = "models:/astraflow-solver/1"
 PROMPT = "7 + 8 ="
+QUANTIZED = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 MORE = {"max_new_tokens": 5, "do_sample": False}
 
 
@@ -185,7 +186,7 @@ def test_a_reference_to_a_hostile_tokenizer_is_refused(uri: str, tmp_path: Path)
     changed = {"model": model | {"continuing_subword_prefix": "#" * 33}}
     registered(tmp_path, uri, "reference", changed, "tokenizer.json")
     path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
-    with pytest.raises(CorruptError, match=r"^the model of tokenizer\.json has a continuing_"):
+    with pytest.raises(ConfigError, match=r"the model of tokenizer\.json has a continuing_"):
         referenced_model._load_pyfunc(str(path.parent))
 
 
@@ -203,6 +204,27 @@ def test_no_class_that_a_model_names_makes_its_registered_tokenizer(
         path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
         tokenizer = referenced_model._load_pyfunc(str(path.parent)).pipeline.tokenizer
     assert len(tokenizer) == len(AutoTokenizer.from_pretrained(_folder_of_base(tmp_path)))
+
+
+def test_a_reference_names_a_value_that_only_the_pipeline_reads(uri: str, tmp_path: Path) -> None:
+    registered(tmp_path, uri, "reference", {"quantization_config": QUANTIZED})
+    path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
+    with pytest.raises(ConfigError, match=r"^transformers makes no pipeline of .*config\.json"):
+        referenced_model._load_pyfunc(str(path.parent))
+
+
+@pytest.mark.parametrize("number", [2**70, -1, "1", [[1]], 1.5, True, 10**6])
+def test_a_reference_generates_without_an_end_token_that_is_none(
+    number: Any, uri: str, tmp_path: Path
+) -> None:
+    changed = {"eos_token_id": number, "pad_token_id": 1}
+    registered(tmp_path, uri, "reference", changed, "generation_config.json")
+    path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
+    loaded = referenced_model._load_pyfunc(str(path.parent))
+    assert len(loaded.predict([PROMPT], MORE)) == 1
+    settings = loaded.pipeline.model.generation_config
+    assert settings.eos_token_id is None
+    assert settings.pad_token_id == 1
 
 
 def test_a_reference_leaves_the_number_of_answers_to_its_caller(uri: str, tmp_path: Path) -> None:

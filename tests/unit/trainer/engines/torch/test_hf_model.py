@@ -1,9 +1,10 @@
+import errno
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from storage.errors import ConfigError, CorruptError
 from storage.records.types import Json
@@ -121,6 +122,36 @@ def test_a_value_with_the_words_of_a_full_memory_is_named(key: str) -> None:
     """torch says them where memory is full, which no file causes."""
     with pytest.raises(ConfigError, match=r"gives no causal language model: .*can't allocate mem"):
         HfModel(MODEL_CONFIG | {key: "can't allocate memory"}, base_weights(), "cpu", False)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError("no such model"), ConfigError),
+        (OSError(errno.EIO, "Input/output error"), OSError),
+        (MemoryError(), MemoryError),
+        (RuntimeError("you can't allocate memory"), RuntimeError),
+        (torch.OutOfMemoryError(), torch.OutOfMemoryError),
+        (KeyError("can't allocate memory"), ConfigError),
+    ],
+)
+@pytest.mark.parametrize("method", ["_build", "set_attn_implementation", "checkpointing"])
+def test_an_error_of_the_machine_is_no_wrong_value(
+    monkeypatch: pytest.MonkeyPatch, method: str, error: Exception, kind: type[Exception]
+) -> None:
+    """The first kind may not come again in a restarted trainer."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    if method == "_build":
+        monkeypatch.setattr(AutoConfig, "for_model", fail)
+    else:
+        name = method.replace("checkpointing", "gradient_checkpointing_enable")
+        monkeypatch.setattr(PreTrainedModel, name, fail)
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - its type is compared
+        opened(checkpointing=True)
+    assert raised.type is kind
 
 
 @pytest.mark.parametrize(
