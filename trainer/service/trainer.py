@@ -20,7 +20,6 @@ from storage.errors import (
     ConfigError,
     ConflictError,
     CorruptError,
-    NotFoundError,
     TransientError,
 )
 from storage.formats.json_objects import parse
@@ -30,13 +29,14 @@ from storage.records.control import ServiceState, WaitReason
 from storage.records.numbers import QUANTITY_MAX
 from storage.records.progress import TrainerProgress
 from storage.records.weights import HostTensor
-from storage.run import batches, checkpoints
+from storage.run import checkpoints
 from storage.run.checkpoints import Checkpoint, CheckpointState
 from storage.weights import manifests, reader
 from storage.weights.manifests import LoadedWeights
 from trainer.config import TrainConfig
 from trainer.engines.engine import ReferenceEngine, TrainEngine, make_engine
 from trainer.placement import rank_gpus
+from trainer.service.batch_source import BatchSource
 from trainer.service.mismatch_limits import Finding
 from trainer.service.reference import read_reference
 from trainer.service.rendezvous import StoreRendezvous, lead
@@ -46,8 +46,6 @@ log = logging.getLogger(__name__)
 
 CALL_PATIENCE_S = 5.0
 """Timeout of a call on a failing store; the service then pauses, where it can be stopped."""
-LOST_INTERVAL_S = 10.0
-"""Time of waiting before each check whether the batch was lost, which costs one or two requests."""
 MODEL_CONFIG = "config.json"
 
 
@@ -94,9 +92,9 @@ class _Trainer:
         self._policy = policy
         self._config = config
         self._steps = steps
-        self._batch_size = batch_size
         self._heartbeat = lifetime.heartbeat
         self._engine: TrainEngine
+        self._batches = BatchSource(lifetime, self._run, policy, batch_size, config.poll_interval_s)
         self._publication = WeightPublisher(lifetime, self._run, policy, config)
         self._step = 0
         """Version of the engine's weights."""
@@ -109,8 +107,6 @@ class _Trainer:
         self._diverged = False
         self._mismatched = False
         """Whether the mismatch of the last measured step was above `mismatch.warn`."""
-        self._wait_s = 0.0
-        """Time spent waiting for the batch of the current step."""
         self._version_at_s = time.monotonic()
 
     def serve(self, seed: int) -> None:
@@ -123,7 +119,7 @@ class _Trainer:
         if not self._begin(seed):
             return
         while self._step < self._steps and not self._lifetime.should_stop():
-            batch = self._next_batch()
+            batch = self._batches.after(self._step, self._published, self._publication.check)
             if batch is None:
                 break
             self._advance(batch)
@@ -228,64 +224,6 @@ class _Trainer:
         assert isinstance(self._engine, ReferenceEngine), "make_engine checks the class"
         self._engine.set_reference(tensors)
 
-    def _next_batch(self) -> Batch | None:
-        """Wait for the batch after the current step, and measure the time; None: stop."""
-        step = self._step + 1
-        start_s = time.monotonic()
-        check_at_s = start_s + LOST_INTERVAL_S
-        batch: Batch | None = None
-        lost = ""
-        with self._heartbeat.span("wait"):
-            while (
-                batch := self._lifetime.retry("reading a batch", lambda: self._read_batch(step))
-            ) is None:
-                if time.monotonic() >= check_at_s:
-                    lost = self._lifetime.retry(
-                        "looking for a batch", lambda: self._lost_batch(step)
-                    )
-                    check_at_s = time.monotonic() + LOST_INTERVAL_S
-                self._heartbeat.update(
-                    state=ServiceState.WAITING,
-                    wait_reason=WaitReason.DAMAGED_OBJECT if lost else WaitReason.BATCH,
-                    note=lost or None,
-                )
-                # The batch may depend on the version whose publication failed.
-                self._publication.check()
-                if self._lifetime.wait(self._config.poll_interval_s):
-                    break
-        self._wait_s = time.monotonic() - start_s
-        self._heartbeat.update(state=ServiceState.WORKING, note="" if lost else None)
-        return batch
-
-    def _lost_batch(self, step: int) -> str:
-        """Return the fault of a batch that was made and does not exist; empty when it was not made
-        yet.
-        """
-        if step <= self._published and not batches.exists(self._run, self._policy, step):
-            why = f"version {step} was made of it"
-        elif batches.is_lost(self._run, self._policy, step):
-            why = f"batch {step + 1} exists"
-        else:
-            return ""
-        return f"{layout.batch(self._policy, step)} is lost, {why}: put a good copy back"
-
-    def _read_batch(self, step: int) -> Batch | None:
-        try:
-            batch = batches.read(self._run, self._policy, step)
-            if len(batch.rows) != self._batch_size:
-                raise CorruptError(
-                    f"it has {len(batch.rows):,} rows, and every batch of {self._policy} has "
-                    f"{self._batch_size:,}"
-                )
-            return batch
-        except NotFoundError:
-            return None
-        except CorruptError as error:
-            raise CorruptError(
-                f"the trainer of {self._policy} cannot go on: {layout.batch(self._policy, step)} "
-                f"is damaged ({error}); restore the object, or start a new run"
-            ) from error
-
     def _advance(self, batch: Batch) -> None:
         """Train version n−1 to version n and start its publication."""
         start_s = time.monotonic()
@@ -297,9 +235,11 @@ class _Trainer:
         tokens_per_s = sum(len(row.tokens) for row in batch.rows) / max(step_s, 1e-9)
         publish_wait_s = self._settle()
         self._check_mismatch(metrics)
-        wait_fraction = min(1.0, self._wait_s / max(time.monotonic() - self._version_at_s, 1e-9))
+        wait_fraction = min(
+            1.0, self._batches.wait_s / max(time.monotonic() - self._version_at_s, 1e-9)
+        )
         metrics |= {
-            "trainer/wait_s": self._wait_s,
+            "trainer/wait_s": self._batches.wait_s,
             "trainer/step_s": step_s,
             "trainer/publish_s": self._publication.seconds,
             "trainer/publish_wait_s": publish_wait_s,

@@ -44,7 +44,8 @@ from tests.support.stores.resealed import resealed
 from trainer.adapters import Lora
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
-from trainer.service import trainer
+from trainer.service import batch_source, trainer
+from trainer.service.batch_source import LOST_INTERVAL_S
 from trainer.service.trainer import train
 
 POLICY = "solver"
@@ -268,6 +269,7 @@ def test_times_cover_waiting_and_the_step(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(trainer, "time", clock)
+    monkeypatch.setattr(batch_source, "time", clock)
     add_batches(run, 1, 2)
 
     def takes_two_seconds(given: Batch) -> None:
@@ -371,7 +373,7 @@ def test_a_trainer_names_the_lost_batch_that_it_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(trainer, "time", clock)
+    monkeypatch.setattr(batch_source, "time", clock)
     add_batches(run, *batches_there)
     for version in range(1, num_published + 1):
         publisher.publish(run, POLICY, version, weight_of(version))
@@ -380,7 +382,7 @@ def test_a_trainer_names_the_lost_batch_that_it_waits_for(
     def put_back(seconds: float) -> None:
         last = lifetime.heartbeat.last
         waited.append((last.state, last.wait_reason, last.note))
-        clock.now_s += trainer.LOST_INTERVAL_S
+        clock.now_s += LOST_INTERVAL_S
         if last.wait_reason == "damaged_object":
             add_batches(run, 3)
 
@@ -419,11 +421,11 @@ def test_a_waiting_trainer_looks_for_a_lost_batch_at_intervals(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(trainer, "time", clock)
+    monkeypatch.setattr(batch_source, "time", clock)
     backend = CountingBackend(run.backend)
 
     def a_quarter_of_the_interval(seconds: float) -> bool:
-        clock.now_s += trainer.LOST_INTERVAL_S / 4
+        clock.now_s += LOST_INTERVAL_S / 4
         return len(lifetime.waits_s) == 10
 
     counted = replace(run, backend=backend)  # type: ignore[arg-type]  # delegates the rest
