@@ -98,7 +98,7 @@ def _load_pyfunc(path: str) -> ReferencedModel:
     """
     from rollout.agents.chat import load_tokenizer
     from tasks.maintenance.export import export_model
-    from trainer.engines.torch.hf_model import check_fit
+    from trainer.engines.torch.hf_building import check_fit
 
     reference = build(WeightsReference, (Path(path) / REFERENCE).read_bytes(), REFERENCE)
     run = runs.open_run(open_store(reference.store), reference.run_id)

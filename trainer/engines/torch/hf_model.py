@@ -1,44 +1,34 @@
 """A causal language model of the transformers library with given weights, cut into body and head.
 
-    config.json ──▶ skeleton without memory ──shapes compared with the weights──▶ model
+    tokens ──body──▶ hidden states ──head──▶ log-probabilities
 
 The body gives hidden states; the head is applied only to the positions that need it.
 
 Shape legend: B rows, T padded tokens, N loss tokens, H hidden size, V vocabulary.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import Embedding
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from storage.errors import AstraFlowError, ConfigError, CorruptError
-from storage.formats.model_config import longest_context, without_code
+from storage.errors import ConfigError
+from storage.formats.model_config import longest_context
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.step.logprobs import token_logprobs
 from trainer.engines.torch.compiled_layers import compile_layers
+from trainer.engines.torch.hf_building import build, check_fit, errors_of, is_of_the_machine, untied
 from trainer.engines.torch.host_tensors import to_torch
 
 PROBE_TOKENS = 4
 HEAD_TOLERANCE = 1e-4
 PACKING_TOLERANCE = 1e-4
 """Largest relative difference of the hidden states of a packed row."""
-NAMES_SHOWN_MAX = 5
-PARAMETERS_SPARE = 1000
-"""Parameters that a skeleton may have beyond the given ones, so that missing ones are named."""
-TABLE_BYTES_MIN = 2**28
-"""So many bytes a model may compute for itself, however small its weights are."""
 Whole: TypeAlias = Callable[[str, Tensor], Tensor]
 """(name, tensor) → the whole tensor, of which a rank may hold a part; all ranks take part."""
-_DROPOUT = re.compile("dropout|pdrop|layerdrop|drop_path|drop_rate|jitter_noise")
-"""In the name of a setting of a model: the probability or the size of random changes in training.
-"""
 
 
 class HfModel:
@@ -66,7 +56,7 @@ class HfModel:
         `compiled`: compile the layers (see `compiled_layers.py`).
 
         Names of tied tensors may be given or left out. Memory is allocated after names and shapes
-        were compared, so a `config.json` of absurd sizes allocates nothing.
+        were compared.
 
         Raises:
             CorruptError: names or shapes of `weights` differ from the model's.
@@ -77,14 +67,14 @@ class HfModel:
         self._rounds = precision == "bf16"
         _check_attention(attention)
         check_fit(model_config, weights)
-        self.model = _build(model_config).to(self.device)
+        self.model = build(model_config).to(self.device)
         self.body = self.model.base_model
         self.head: torch.nn.Linear = self.model.get_output_embeddings()
         self.positions = longest_context(model_config)
         with torch.no_grad():
             for name, tensor in self.tensors().items():
                 tensor.copy_(to_torch(weights[name]))
-        with _errors_of(model_config):
+        with errors_of(model_config):
             self.vocab_size: int = self.model.config.get_text_config().vocab_size
             _check_head(self.model, self.vocab_size)
             if packed:
@@ -136,7 +126,7 @@ class HfModel:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return parameters and persistent buffers by state-dict name, tied ones by the first."""
-        return _untied(self.model)
+        return untied(self.model)
 
     def saved(self, whole: Whole) -> Iterator[tuple[str, Tensor | HostTensor]]:
         """Yield what a checkpoint has of the model, by name."""
@@ -179,7 +169,7 @@ def _set_attention(model: Any, name: str) -> None:
     try:
         model.set_attn_implementation(name)
     except Exception as error:  # transformers raises anything for a value that it reads here
-        if _is_of_the_machine(error):
+        if is_of_the_machine(error):
             raise
         raise ConfigError(
             f"train.attention: {name} cannot be used with models of type "
@@ -192,191 +182,12 @@ def _recompute_activations(model: Any) -> None:
     try:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except Exception as error:  # transformers raises anything, by model
-        if _is_of_the_machine(error):
+        if is_of_the_machine(error):
             raise
         raise ConfigError(
             "train.activation_checkpointing cannot be used with models of type "
             f"{model.config.model_type}: {error}; set activation_checkpointing: false"
         ) from error
-
-
-def _untied(model: Any) -> dict[str, Tensor]:
-    """Return the state dict of `model` with each tensor once, by its first name."""
-    first: dict[int, str] = {}
-    state: dict[str, Tensor] = model.state_dict(keep_vars=True)
-    return {
-        name: tensor for name, tensor in state.items() if first.setdefault(id(tensor), name) == name
-    }
-
-
-def check_fit(model_config: Json, weights: Mapping[str, HostTensor]) -> None:
-    """Compare names and shapes of `weights` with those of the model of `model_config`.
-
-    The model is built on the meta device, which allocates no memory for tensors.
-
-    Raises:
-        CorruptError: they differ.
-        ConfigError: transformers makes no model of `model_config`.
-    """
-    try:
-        with torch.device("meta"), _limited_parameters(2 * len(weights) + PARAMETERS_SPARE):
-            skeleton = _build(model_config)
-    except ConfigError as error:
-        if type(error.__cause__) is not RuntimeError:  # torch: the number of elements overflows
-            raise
-        raise CorruptError(
-            "the weights do not fit the model's config.json, whose sizes are absurd: "
-            f"{error.__cause__}"
-        ) from error
-    _check_tables(skeleton, weights)
-    tensors = _untied(skeleton)
-    missing = tensors.keys() - weights.keys()
-    unknown = weights.keys() - skeleton.state_dict().keys()
-    misshapen = {
-        name
-        for name, tensor in tensors.items()
-        if name in weights and tuple(tensor.shape) != weights[name].shape
-    }
-    for fault, names in (
-        ("needs tensors that are not given", missing),
-        ("has no place for", unknown),
-        ("has other shapes for", misshapen),
-    ):
-        if names:
-            raise CorruptError(
-                f"the weights do not fit the model's config.json, which {fault}: {_listed(names)}"
-            )
-
-
-def _check_tables(skeleton: Any, weights: Mapping[str, HostTensor]) -> None:
-    """Raise CorruptError when the buffers of `skeleton` take far more memory than the weights.
-
-    A model computes them when it is built: masks, positions. They may grow with the square of a
-    size in `config.json`.
-    """
-    held = sum(tensor.bits.nbytes for tensor in weights.values())
-    needed = sum(buffer.nbytes for buffer in skeleton.buffers())
-    if needed > max(held, TABLE_BYTES_MIN):
-        raise CorruptError(
-            f"the weights do not fit the model's config.json: {held} bytes of weights, and tables "
-            f"of {needed} bytes that the model computes"
-        )
-
-
-@contextmanager
-def _limited_parameters(num_max: int) -> Iterator[None]:
-    """Raise CorruptError where more than `num_max` parameters are created in the block.
-
-    A tied parameter counts twice.
-    """
-    num_created = 0
-
-    def count(*_: object) -> None:
-        nonlocal num_created
-        num_created += 1
-        if num_created > num_max:
-            raise CorruptError(
-                "the weights do not fit the model's config.json, which needs more than "
-                f"{num_max} tensors"
-            )
-
-    handle = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _listed(names: set[str]) -> str:
-    """Return the first names in alphabetical order, and the number of the others."""
-    more = len(names) - NAMES_SHOWN_MAX
-    return ", ".join(sorted(names)[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
-def auto_classes() -> tuple[Any, Any]:
-    """Return AutoConfig and AutoModelForCausalLM of transformers, which take seconds to import.
-
-    transformers imports scikit-learn where that is installed, and SciPy and pandas with it, for one
-    way of generating text: a fifth of the time, and nothing that training uses.
-    """
-    import transformers.utils
-
-    utils: Any = transformers.utils
-    available = getattr(utils, "is_sklearn_available", None)  # private in this form
-    utils.is_sklearn_available = lambda: False
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM
-    finally:
-        utils.is_sklearn_available = available
-    return AutoConfig, AutoModelForCausalLM
-
-
-@contextmanager
-def _errors_of(model_config: Json) -> Iterator[None]:
-    """Translate what transformers raises for a wrong value of a `config.json` into ConfigError.
-
-    Some values are found when the model is built, others when it runs.
-    """
-    try:
-        yield
-    except AstraFlowError:
-        raise
-    except Exception as error:  # transformers raises anything for a wrong value
-        if _is_of_the_machine(error):
-            raise
-        kind = model_config.get("model_type", "unnamed")
-        code = "; its own code (auto_map) is never run" if "auto_map" in model_config else ""
-        raise ConfigError(
-            f"config.json of the base model (model_type {kind}) gives no causal language model: "
-            f"{type(error).__name__}: {error}; correct this value, or use a model type that the "
-            f"installed transformers has{code}"
-        ) from error
-
-
-def _is_of_the_machine(error: Exception) -> bool:
-    """Return whether this may end otherwise in another process: a full memory, a file that the
-    operating system does not read. transformers' own OSError (no such model) has no number.
-    """
-    if isinstance(error, OSError):
-        return error.errno is not None
-    # torch's words, on the CPU. Errors of other types may quote them from the file.
-    is_full = type(error) is RuntimeError and "can't allocate memory" in str(error)
-    return is_full or isinstance(error, MemoryError | torch.OutOfMemoryError)
-
-
-def _build(model_config: Json) -> Any:
-    """Build a float32 model without dropout, with random weights, on the current default device.
-
-    Raises ConfigError for a `config.json` that transformers makes no model of.
-    """
-    AutoConfig, AutoModelForCausalLM = auto_classes()
-    with _errors_of(model_config):
-        config = AutoConfig.for_model(**without_code(model_config))
-        _switch_off_dropout(config)
-        config.return_dict = True
-        # A config.json may name code of its own (auto_map): a model is data, so that is never run,
-        # nor offered to be.
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
-        )
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-    return model
-
-
-def _switch_off_dropout(config: Any) -> None:
-    """Set every dropout probability of a configuration, and of its parts, to 0.
-
-    Attention reads its probability from the configuration, not from a module.
-    """
-    from transformers import PreTrainedConfig
-
-    for name, value in list(vars(config).items()):
-        if isinstance(value, PreTrainedConfig):
-            _switch_off_dropout(value)
-        elif _DROPOUT.search(name) and type(value) in (int, float):
-            setattr(config, name, type(value)(0))
 
 
 def _check_head(model: Any, vocab_size: int) -> None:

@@ -1,17 +1,14 @@
-import errno
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from storage.errors import ConfigError, CorruptError
+from storage.errors import ConfigError
 from storage.records.types import Json
 from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights
 from trainer.engines.step.packing import PackedRow, pack
 from trainer.engines.torch.hf_model import HfModel
-from trainer.engines.torch.host_tensors import to_host
 
 
 def opened(config: Json = MODEL_CONFIG, checkpointing: bool = False, **settings: Any) -> HfModel:
@@ -32,11 +29,6 @@ def test_an_untied_head_is_a_separate_tensor() -> None:
     assert untied.tensors().keys() - opened().tensors().keys() == {"lm_head.weight"}
 
 
-def test_the_config_of_a_bf16_model_still_gives_float32_masters() -> None:
-    model = opened(MODEL_CONFIG | {"dtype": "bfloat16"})
-    assert {tensor.dtype for tensor in model.tensors().values()} == {torch.float32}
-
-
 def test_a_model_with_logit_soft_capping_is_refused() -> None:
     gemma = MODEL_CONFIG | {
         "model_type": "gemma2",
@@ -47,56 +39,15 @@ def test_a_model_with_logit_soft_capping_is_refused() -> None:
         opened(gemma)
 
 
-def test_a_model_type_that_transformers_lacks_is_named() -> None:
-    unknown = MODEL_CONFIG | {"model_type": "nobody_knows_it"}
-    with pytest.raises(ConfigError, match="model_type nobody_knows_it"):
-        HfModel(unknown, base_weights(), "cpu", False)
-    with pytest.raises(ConfigError, match="model_type unnamed"):
-        HfModel({}, base_weights(), "cpu", False)
-
-
 @pytest.mark.parametrize("wanted", [True, False])
 def test_activations_are_recomputed_if_the_recipe_asks_for_it(wanted: bool) -> None:
     assert opened(checkpointing=wanted).model.is_gradient_checkpointing is wanted
-
-
-def test_the_dropout_of_a_config_is_switched_off_everywhere() -> None:
-    gpt2 = {
-        "model_type": "gpt2", "vocab_size": 24, "n_embd": 16, "n_layer": 2, "n_head": 2,
-        "n_positions": 64,
-    }  # fmt: skip
-    qwen3 = MODEL_CONFIG | {"attention_dropout": 0.5}
-    tokens = torch.tensor([[3, 4, 5, 6, 7, 8]])
-    for config in (gpt2, qwen3):  # GPT-2 has a dropout of 0.1 by default, in modules of their own
-        model = opened(config)
-        assert model.model.training
-        assert torch.equal(model.hidden(tokens), model.hidden(tokens))
 
 
 @pytest.mark.parametrize("device", ["warp9", "", "meta", "mps", "cuda:77", "privateuseone:1"])
 def test_a_device_that_cannot_be_used_is_named(device: str) -> None:
     with pytest.raises(ConfigError, match=f"train.device '{device}' cannot be used here"):
         HfModel(MODEL_CONFIG, base_weights(), device, False)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"hidden_size": "16"}, "hidden_size"),
-        ({"rms_norm_eps": "a"}, "rms_norm_eps"),
-        ({"hidden_act": "nope"}, "nope"),
-        ({"initializer_range": float("nan")}, "RuntimeError: normal"),
-        ({"pad_token_id": 10**6}, "AssertionError: "),
-        ({"rope_parameters": [1]}, "gives no causal language model"),
-        ({"num_attention_heads": 0}, "gives no causal language model"),
-        ({"layer_types": ["linear_attention"] * 2}, "KeyError: 'linear_attention'"),
-        ({"layer_types": ["sliding_attention"] * 2}, "ValueError: .*sliding_window"),
-        ({"text_encoder": {}}, "AttributeError: .*vocab_size"),
-    ],
-)
-def test_a_wrong_value_of_a_config_is_named(change: Json, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        HfModel(MODEL_CONFIG | change, base_weights(), "cpu", False)
 
 
 def test_a_scale_of_the_logits_is_found_with_the_given_weights() -> None:
@@ -115,79 +66,6 @@ def test_masters_are_the_given_weights_rounded_to_float32() -> None:
     for name, master in masters.items():
         bits = weights[name].bits.reshape(weights[name].shape).astype(np.uint32) << 16
         assert master.detach().numpy().view(np.uint32).tolist() == bits.tolist()
-
-
-@pytest.mark.parametrize("key", ["hidden_act", "model_type"])
-def test_a_value_with_the_words_of_a_full_memory_is_named(key: str) -> None:
-    """torch says them where memory is full, which no file causes."""
-    with pytest.raises(ConfigError, match=r"gives no causal language model: .*can't allocate mem"):
-        HfModel(MODEL_CONFIG | {key: "can't allocate memory"}, base_weights(), "cpu", False)
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (OSError("no such model"), ConfigError),
-        (OSError(errno.EIO, "Input/output error"), OSError),
-        (MemoryError(), MemoryError),
-        (RuntimeError("you can't allocate memory"), RuntimeError),
-        (torch.OutOfMemoryError(), torch.OutOfMemoryError),
-        (KeyError("can't allocate memory"), ConfigError),
-    ],
-)
-@pytest.mark.parametrize("method", ["_build", "set_attn_implementation", "checkpointing"])
-def test_an_error_of_the_machine_is_no_wrong_value(
-    monkeypatch: pytest.MonkeyPatch, method: str, error: Exception, kind: type[Exception]
-) -> None:
-    """The first kind may not come again in a restarted trainer."""
-
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    if method == "_build":
-        monkeypatch.setattr(AutoConfig, "for_model", fail)
-    else:
-        name = method.replace("checkpointing", "gradient_checkpointing_enable")
-        monkeypatch.setattr(PreTrainedModel, name, fail)
-    with pytest.raises(Exception) as raised:  # noqa: PT011 - its type is compared
-        opened(checkpointing=True)
-    assert raised.type is kind
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_hidden_layers": 10**5}, "needs more than 1048 tensors"),
-        ({"hidden_size": 2**62}, "whose sizes are absurd"),
-        ({"hidden_size": 2**18}, "has other shapes for: model.embed_tokens.weight"),
-        ({"intermediate_size": 2**30}, "has other shapes for: model.layers.0.mlp.down_proj"),
-        ({"vocab_size": 2**33}, "has other shapes for: model.embed_tokens.weight"),
-        ({"num_hidden_layers": 3}, "needs tensors that are not given: model.layers.2.input_lay"),
-        ({"num_hidden_layers": 1}, "has no place for: model.layers.1.input_layernorm"),
-    ],
-)
-def test_sizes_beyond_the_weights_are_refused_before_memory_is_allocated(
-    change: Json, message: str
-) -> None:
-    with pytest.raises(CorruptError, match=message):
-        HfModel(MODEL_CONFIG | change, base_weights(), "cpu", False)
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
-def test_tables_far_larger_than_the_weights_are_refused_before_memory_is_allocated() -> None:
-    positions = 20_000
-    config: Json = {
-        "model_type": "gpt_bigcode", "vocab_size": 16, "n_positions": positions, "n_embd": 2,
-        "n_layer": 1, "n_head": 1, "n_inner": 2, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    weights = {
-        name: to_host(torch.zeros(parameter.shape), "BF16")
-        for name, parameter in model.named_parameters()
-    }
-    with pytest.raises(CorruptError, match=f"tables of {positions**2} bytes that the model"):
-        HfModel(config, weights, "cpu", False)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -257,8 +135,3 @@ def test_an_attention_that_a_model_does_not_support_is_refused_with_a_remedy() -
         ConfigError, match=r"train.attention: nothing cannot be used with .* qwen3.* sdpa"
     ):
         opened(attention="nothing")
-
-
-def test_a_config_json_selects_no_kernel_of_the_hub() -> None:
-    model = opened(MODEL_CONFIG | {"experts_implementation": "sonicmoe"})
-    assert model.model.config._experts_implementation != "sonicmoe"
