@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from storage.records.weights import HostTensor
 from tests.support.runs.builders import batch, row
 from trainer.config import TrainConfig
 from trainer.engines.torch.hf_building import auto_classes
+from trainer.engines.torch.hf_model import HfModel
 from trainer.engines.torch.host_tensors import to_host, to_torch
 from trainer.losses import PpoClip
 
@@ -115,3 +117,8 @@ def sampled_batch(
         moved = own + noise * generator.normal(size=own.shape)
         rows.append(replace(plain, logprobs=np.where(plain.loss_mask, moved, 0).astype(np.float32)))
     return batch(*rows, step=step)
+
+
+def opened(config: Json = MODEL_CONFIG, checkpointing: bool = False, **settings: Any) -> HfModel:
+    """The model of `config` with random weights."""
+    return HfModel(config, base_weights(config=config), "cpu", checkpointing, **settings)

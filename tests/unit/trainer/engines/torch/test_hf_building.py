@@ -1,7 +1,6 @@
 """What the trainer makes of a model's untrusted config.json."""
 
 import errno
-from typing import Any
 
 import pytest
 import torch
@@ -9,19 +8,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from storage.errors import ConfigError, CorruptError
 from storage.records.types import Json
-from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights
+from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights, opened
 from trainer.engines.torch.hf_model import HfModel
 from trainer.engines.torch.host_tensors import to_host
-
-
-def opened(config: Json = MODEL_CONFIG, **settings: Any) -> HfModel:
-    """The model of `config` with random weights."""
-    return HfModel(
-        config,
-        base_weights(config=config),
-        "cpu",
-        **{"activation_checkpointing": False, **settings},
-    )
 
 
 def test_the_config_of_a_bf16_model_still_gives_float32_masters() -> None:
@@ -103,7 +92,7 @@ def test_an_error_of_the_machine_is_no_wrong_value(
         name = method.replace("checkpointing", "gradient_checkpointing_enable")
         monkeypatch.setattr(PreTrainedModel, name, fail)
     with pytest.raises(Exception) as raised:  # noqa: PT011 - its type is compared
-        opened(activation_checkpointing=True)
+        opened(checkpointing=True)
     assert raised.type is kind
 
 

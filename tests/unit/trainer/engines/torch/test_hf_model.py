@@ -1,19 +1,11 @@
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 from storage.errors import ConfigError
-from storage.records.types import Json
-from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights
+from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights, opened
 from trainer.engines.step.packing import PackedRow, pack
 from trainer.engines.torch.hf_model import HfModel
-
-
-def opened(config: Json = MODEL_CONFIG, checkpointing: bool = False, **settings: Any) -> HfModel:
-    """The model of `config` with random weights."""
-    return HfModel(config, base_weights(config=config), "cpu", checkpointing, **settings)
 
 
 def test_padding_on_the_right_changes_no_hidden_state() -> None:
