@@ -172,8 +172,8 @@ def load(run: ObjectStore, policy: str, step: int) -> tuple[dict[str, HostTensor
 def read_manifest(run: ObjectStore, policy: str, step: int) -> CheckpointManifest:
     """Read the manifest of a step.
 
-    Raises NotFoundError when it has no checkpoint, CorruptError when the manifest is damaged or
-    belongs to another step or run.
+    Raises NotFoundError when it has no checkpoint, CorruptError when the manifest is damaged, lists
+    no tensors, or belongs to another step or run.
     """
     key = layout.manifest(layout.checkpoint(policy, step))
     manifest = read_twice(lambda: unseal(CheckpointManifest, run.get(key), key))
@@ -181,6 +181,8 @@ def read_manifest(run: ObjectStore, policy: str, step: int) -> CheckpointManifes
         raise CorruptError(f"{key} is the checkpoint of {manifest.policy} step {manifest.step}")
     if manifest.run and manifest.run != run_id(run):
         raise CorruptError(f"{key} is a checkpoint of run {quoted(manifest.run)}")
+    if not manifest.tensors:
+        raise CorruptError(f"{key} lists no tensors")
     return manifest
 
 

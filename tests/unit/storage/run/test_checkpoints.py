@@ -68,6 +68,19 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(memory_store: Obje
         checkpoints.newest(memory_store, "solver")
 
 
+def test_a_checkpoint_that_lists_no_tensors_is_skipped_for_the_previous_one(
+    memory_store: ObjectStore,
+) -> None:
+    for step in (10, 20):
+        save(memory_store, step)
+    key = "checkpoints/solver/00000020/manifest.json"
+    fields = json.loads(memory_store.get(key)) | {"tensors": {}, "files": []}
+    memory_store.put(key, sealed(fields))
+    assert newest_step(memory_store) == 10
+    with pytest.raises(CorruptError, match=rf"^{key} lists no tensors$"):
+        checkpoints.read_manifest(memory_store, "solver", 20)
+
+
 def test_a_checkpoint_without_its_data_is_skipped_for_the_previous_one(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
