@@ -6,11 +6,12 @@ template that follows the answer before it, never as the whole conversation agai
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-from storage.errors import ConfigError, CorruptError
+from storage.errors import AstraFlowError, ConfigError, CorruptError
 from storage.formats import token_texts, tokenizer_files
 from storage.formats.json_objects import parse
 from storage.formats.json_values import storable_text
@@ -94,9 +95,17 @@ class Chat:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of an answer without special tokens, such as the end of turn."""
-        text: str = self._tokenizer.decode(
-            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        try:
+            text: str = self._tokenizer.decode(
+                list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        except BaseException as error:
+            if not token_texts.is_failure(error):
+                raise
+            raise ConfigError(
+                f"the tokenizer fails at an answer of {len(tokens):,} tokens: "
+                f"{storable_text(str(error))}; correct the base model's tokenizer.json"
+            ) from error
         return text
 
     def _opening(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> tuple[int, ...]:
@@ -131,7 +140,7 @@ class Chat:
         except CorruptError as error:
             raise ConfigError(str(error)) from error
         except BaseException as error:  # tokenizers raises Exception; a panic is none
-            if not isinstance(error, Exception) and not token_texts.is_panic(error):
+            if not token_texts.is_failure(error):
                 raise
             raise ConfigError(
                 f"the tokenizer fails at a text of {len(text):,} characters: {error}; correct the "
@@ -166,7 +175,8 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
         OSError: they cannot be written into a temporary folder.
     """
     tokenizer = load_tokenizer(files)
-    return Chat(tokenizer, _named_stop_ids(files, tokenizer))
+    with _errors_of(files):
+        return Chat(tokenizer, _named_stop_ids(files, tokenizer))
 
 
 def load_tokenizer(files: Mapping[str, bytes]) -> Any:
@@ -187,20 +197,36 @@ def load_tokenizer(files: Mapping[str, bytes]) -> Any:
             raise _no_tokenizer(files, error) from error
         for name, body in {**files, **settings}.items():
             write_inside(folder, name, body)
-        try:
+        with _errors_of(files):
             tokenizer = PreTrainedTokenizerFast.from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
-            token_texts.check(tokenizer.backend_tokenizer)
+            backend = tokenizer.backend_tokenizer
+            try:
+                token_texts.check(backend)
+            except CorruptError as error:
+                raise _no_tokenizer(files, error) from error
             # Of the calls with which the file was made. transformers sets both at each call of its
             # own, and `Chat` calls the tokenizer below it.
-            tokenizer.backend_tokenizer.no_truncation()
-            tokenizer.backend_tokenizer.no_padding()
-        except BaseException as error:  # transformers raises anything; a panic is no Exception
-            if not isinstance(error, Exception) and not token_texts.is_panic(error):
-                raise
-            raise _no_tokenizer(files, error) from error
+            backend.no_truncation()
+            backend.no_padding()
     return tokenizer
+
+
+@contextmanager
+def _errors_of(files: Mapping[str, bytes]) -> Iterator[None]:
+    """Translate what transformers and tokenizers raise for a base model's files into ConfigError.
+
+    Some values are found when the tokenizer is made, others when it is asked.
+    """
+    try:
+        yield
+    except AstraFlowError:
+        raise
+    except BaseException as error:  # transformers raises anything; a panic is no Exception
+        if not token_texts.is_failure(error):
+            raise
+        raise _no_tokenizer(files, error) from error
 
 
 def _no_tokenizer(files: Mapping[str, bytes], error: BaseException) -> ConfigError:

@@ -106,9 +106,9 @@ class TextLimits:
         return "".join(parts)
 
 
-def is_panic(error: BaseException) -> bool:
-    """Return whether the package `tokenizers` failed by a panic, which is no Exception."""
-    return type(error).__name__ == "PanicException"
+def is_failure(error: BaseException) -> bool:
+    """Return whether it is an Exception, or a panic of the package `tokenizers`, which is none."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _steps(decoder: Json) -> Iterator[Json]:

@@ -60,6 +60,10 @@ PIECE_CHARS_MAX = 2**7
 """Of a token of a Unigram model, which compares each part of a text with all tokens that may
 begin there. Common models have 16.
 """
+SPARE_IDS = 2**16
+"""Of a vocabulary: numbers below its largest one that may have no token, beside as many as there
+are tokens. Libraries list them, in memory and in their output.
+"""
 _TOKEN_KEYS = ("_token", "_tokens")
 _ENCODING = ("normalizer", "pre_tokenizer", "post_processor")
 _WORD_CHARS = "max_input_chars_per_word"
@@ -72,7 +76,8 @@ _ENCODING_GROWTH: Mapping[Any, int] = MappingProxyType(
 
 def check_file(body: bytes, settings: Iterable[Json] = ()) -> None:
     """Raise CorruptError for a `tokenizer.json` with which a text may become much longer, or takes
-    very many steps, or whose added tokens, words, affixes or regular expressions are very long.
+    very many steps, whose added tokens, words, affixes or regular expressions are very long, or
+    whose tokens have very large numbers.
 
     Called before the file is loaded: its normalizer is applied to its added tokens then.
 
@@ -85,6 +90,7 @@ def check_file(body: bytes, settings: Iterable[Json] = ()) -> None:
     _check_added_tokens([fields.get("added_tokens"), *settings], growth, len(body))
     _check_patterns([fields.get(part) for part in (*_ENCODING, "decoder")])
     _check_words(fields.get("model"))
+    _check_ids(fields.get("model"))
 
 
 def checked_settings(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -170,6 +176,18 @@ def _check_words(model: Any) -> None:
             raise CorruptError(
                 f"the model of {TOKENIZER} has a {key} of more than {length_max} characters"
             )
+
+
+def _check_ids(model: Any) -> None:
+    """Raise CorruptError for a vocabulary whose largest number is far above its size."""
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else ()
+    largest = max((number for number in ids if isinstance(number, int)), default=0)
+    if largest > 2 * len(ids) + SPARE_IDS:
+        raise CorruptError(
+            f"the vocabulary of {TOKENIZER} has {len(ids):,} tokens, and one with the number "
+            f"{largest:,}"
+        )
 
 
 def _longest_piece(vocabulary: Any) -> int:

@@ -227,7 +227,7 @@ def _text(tokenizer: Any, tokens: list[int]) -> str:
     try:
         return str(tokenizer.decode(tokens, skip_special_tokens=False))
     except BaseException as error:  # tokenizers raises Exception; a panic is none
-        if not isinstance(error, Exception) and not token_texts.is_panic(error):
+        if not token_texts.is_failure(error):
             raise
         return "".join(map(_number, tokens))
 
@@ -251,7 +251,7 @@ def _tokenizer(run: ObjectStore, policy: str) -> Any:
             token_texts.check(tokenizer)
             return tokenizer
         except BaseException as error:  # tokenizers raises Exception; a panic is none
-            if not isinstance(error, Exception) and not token_texts.is_panic(error):
+            if not token_texts.is_failure(error):
                 raise
             log.warning(
                 "tokens are shown as numbers: the tokenizer.json of %s cannot be read: %s",

@@ -103,7 +103,7 @@ def _save_copy(files: Path, model: Path, tags: Mapping[str, str]) -> None:
             metadata=dict(tags),
         )
     except BaseException as error:  # transformers raises anything; a panic is no Exception
-        if not isinstance(error, Exception) and not token_texts.is_panic(error):
+        if not token_texts.is_failure(error):
             raise
         log.warning(
             "%s is registered as plain files, which MLflow cannot load: %s: %s",

@@ -17,6 +17,7 @@ from storage.errors import ConfigError
 from storage.records.types import Json
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+VALUE_CHARS_SHOWN = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,26 +56,37 @@ def read_architecture(config: Json) -> Architecture:
             f"{', '.join(FAMILIES)}. Choose such a model, or another rollout.engine"
         )
     full = _with_defaults(config)
-    _refuse(full, "hidden_act", full["hidden_act"] != "silu")
+    _refuse(full, "hidden_act", full.get("hidden_act") != "silu")
     _refuse(full, "mlp_bias", bool(full.get("mlp_bias")))
+    kinds = full.get("layer_types") or []
     _refuse(
-        full, "layer_types", any(kind != "full_attention" for kind in full.get("layer_types") or ())
+        full,
+        "layer_types",
+        not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds),
     )
-    heads, kv_heads = full["num_attention_heads"], full["num_key_value_heads"]
-    _refuse(full, "num_key_value_heads", kv_heads < 1 or heads % kv_heads != 0)
+    hidden = _size(full, "hidden_size")
+    heads, kv_heads = _size(full, "num_attention_heads"), _size(full, "num_key_value_heads")
+    _refuse(full, "num_key_value_heads", heads % kv_heads != 0)
+    head_dim = hidden // heads if full.get("head_dim") is None else _size(full, "head_dim")
+    _refuse(full, "head_dim", head_dim < 2 or head_dim % 2 != 0)  # rotated by pairs
+    norm_eps, rope = full.get("rms_norm_eps"), full.get("rope_parameters")
+    if type(norm_eps) is not float or not 0 <= norm_eps < 1:
+        raise _wrong("rms_norm_eps", norm_eps, "a number from 0 to 1")
+    if not isinstance(rope, dict):
+        raise _wrong("rope_parameters", rope, "an object")
     bias = bool(full.get("attention_bias"))
     return Architecture(
-        hidden=full["hidden_size"],
-        layers=full["num_hidden_layers"],
+        hidden=hidden,
+        layers=_size(full, "num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=full.get("head_dim") or full["hidden_size"] // heads,
-        intermediate=full["intermediate_size"],
-        vocab=full["vocab_size"],
-        max_positions=full["max_position_embeddings"],
-        norm_eps=full["rms_norm_eps"],
-        rope=dict(full["rope_parameters"]),
-        tied=bool(full["tie_word_embeddings"]),
+        head_dim=head_dim,
+        intermediate=_size(full, "intermediate_size"),
+        vocab=_size(full, "vocab_size"),
+        max_positions=_size(full, "max_position_embeddings"),
+        norm_eps=norm_eps,
+        rope=rope,
+        tied=bool(full.get("tie_word_embeddings")),
         qk_norm=family == "qwen3",
         qkv_bias=bias or family == "qwen2",
         output_bias=bias and family != "qwen2",
@@ -94,9 +106,25 @@ def _with_defaults(config: Json) -> dict[str, Any]:
         ) from error
 
 
+def _size(config: Json, key: str) -> int:
+    """Return a size of the model; ConfigError unless it is a whole number above 0."""
+    size = config.get(key)
+    if type(size) is not int or size < 1:
+        raise _wrong(key, size, "a whole number above 0")
+    return size
+
+
+def _wrong(key: str, value: object, right: str) -> ConfigError:
+    shown = str(value)[:VALUE_CHARS_SHOWN]
+    return ConfigError(
+        f"{key} in the model's config.json must be {right}, not {shown!r}; correct it"
+    )
+
+
 def _refuse(config: Json, key: str, condition: bool) -> None:
     if condition:
+        shown = repr(config.get(key))[:VALUE_CHARS_SHOWN]
         raise ConfigError(
-            f"the torch engine does not implement {key}={config[key]!r} of the model's "
+            f"the torch engine does not implement {key}={shown} of the model's "
             "config.json; choose another model or another rollout.engine"
         )

@@ -68,15 +68,17 @@ class HfModel:
         _check_attention(attention)
         check_fit(model_config, weights)
         self.model = build(model_config).to(self.device)
-        self.body = self.model.base_model
-        self.head: torch.nn.Linear = self.model.get_output_embeddings()
         self.positions = longest_context(model_config)
         with torch.no_grad():
             for name, tensor in self.tensors().items():
                 tensor.copy_(to_torch(weights[name]))
         with errors_of(model_config):
+            self.body = self.model.base_model
+            self.head: torch.nn.Linear = self.model.get_output_embeddings()
             self.vocab_size: int = self.model.config.get_text_config().vocab_size
             _check_head(self.model, self.vocab_size)
+            if self.positions is not None:
+                _run_at_positions(self.model, self.vocab_size, self.positions)
             if packed:
                 _check_packing(self.model, self.vocab_size)
         _set_attention(self.model, attention)
@@ -213,6 +215,19 @@ def _check_head(model: Any, vocab_size: int) -> None:
             "which train.engine: torch does not follow; choose another model, or another engine "
             "by its import path"
         )
+
+
+def _run_at_positions(model: Any, vocab_size: int, num_positions: int) -> None:
+    """Run the body on a few tokens at the last positions of its context.
+
+    Some values of a configuration are read for tokens far from the first: raises what transformers
+    raises for wrong ones.
+    """
+    device = next(model.parameters()).device
+    probe_BT = torch.arange(PROBE_TOKENS, device=device)[None] % vocab_size
+    last_BT = torch.arange(-PROBE_TOKENS, 0, device=device)[None] + num_positions
+    with torch.no_grad():
+        model.base_model(input_ids=probe_BT, position_ids=last_BT.clamp(min=0), use_cache=False)
 
 
 def _check_packing(model: Any, vocab_size: int) -> None:

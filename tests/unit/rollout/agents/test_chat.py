@@ -336,6 +336,11 @@ def test_a_vocabulary_outside_the_model_is_not_read(tmp_path: Path) -> None:
         ("tokenizer.json", b"{}", "make no tokenizer: "),
         ("tokenizer.json", b"[" * 100_000, "make no tokenizer: "),
         (
+            "tokenizer_config.json",
+            b'{"unk_token": "", "tokenizer_class": "PreTrainedTokenizerFast"}',
+            "make no tokenizer: maximum recursion depth exceeded",
+        ),
+        (
             "generation_config.json",
             b'{"eos_token_id": "</s>"}',
             "name the end token '</s>'; eos_token_id is one whole",
@@ -353,6 +358,22 @@ def test_unusable_chat_files_give_an_error_of_one_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         load_chat({**base_files(), name: body})
+
+
+def test_a_token_far_above_the_vocabulary_is_refused_before_the_tokenizer_is_loaded() -> None:
+    fields = json.loads(base_files()["tokenizer.json"])
+    fields["model"]["vocab"]["zzzq"] = 300_000_000
+    with pytest.raises(ConfigError, match="and one with the number 300,000,000"):
+        load_chat({**base_files(), "tokenizer.json": json.dumps(fields).encode()})
+
+
+def test_an_answer_that_the_decoder_cannot_read_is_an_error_with_its_length() -> None:
+    """The package panics: it takes more characters from the end of a token than that has."""
+    fields = json.loads(base_files()["tokenizer.json"])
+    fields["decoder"] = {"type": "Strip", "content": "7", "start": 1, "stop": 1}
+    strips = load_chat({**base_files(), "tokenizer.json": json.dumps(fields).encode()})
+    with pytest.raises(ConfigError, match=r"^the tokenizer fails at an answer of 1 tokens: "):
+        strips.text([22])
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"a":' * 1000 + b"1" + b"}" * 1000])

@@ -170,6 +170,25 @@ def test_a_model_of_very_long_words_or_affixes_is_refused(
         tokenizer_files.check_file(file_of(model={key: refused}))
 
 
+@pytest.mark.parametrize(("num_tokens", "largest"), [(0, 0), (1, 65_538), (1_000, 67_536)])
+def test_numbers_far_above_a_vocabularys_size_are_refused(num_tokens: int, largest: int) -> None:
+    """The library lists each number without a token."""
+    vocabulary = {f"t{number}": number for number in range(num_tokens)}
+    if num_tokens:
+        vocabulary["t0"] = largest
+    tokenizer_files.check_file(file_of(model={"vocab": vocabulary}))
+    vocabulary["one more"] = largest + 3 if num_tokens else 65_539
+    with pytest.raises(
+        CorruptError, match=r"^the vocabulary of tokenizer\.json has .* tokens, and"
+    ):
+        tokenizer_files.check_file(file_of(model={"vocab": vocabulary}))
+
+
+@pytest.mark.parametrize("number", [None, "9", 1e9, [10**9]])
+def test_numbers_of_tokens_that_are_none_are_left_to_the_library(number: object) -> None:
+    tokenizer_files.check_file(file_of(model={"vocab": {"a": number}}))
+
+
 def test_the_settings_of_a_tokenizer_name_the_common_class_and_no_files() -> None:
     files = {
         "tokenizer.json": file_of(),

@@ -9,7 +9,7 @@ import torch
 from rollout.engines.torch import decoder_weights
 from rollout.engines.torch.architecture import read_architecture
 from rollout.engines.torch.decoder import Decoder
-from rollout.engines.torch.decoder_weights import fuse
+from rollout.engines.torch.decoder_weights import fuse, parameter_shapes
 from rollout.engines.torch.kv_cache import KVCache
 from rollout.engines.torch.rope import inverse_frequencies
 from storage.errors import ConfigError
@@ -106,7 +106,11 @@ def test_a_moved_sequence_continues_unchanged() -> None:
             "sliding_attention",
         ),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads=0"),
+        ({"head_dim": 15}, "head_dim=15"),
+        (
+            {"model_type": "qwen2", "head_dim": None, "hidden_size": 4, "num_attention_heads": 4},
+            "head_dim=None",
+        ),
     ],
 )
 def test_unsupported_model_features_are_refused_by_name(change: Json, named: str) -> None:
@@ -164,6 +168,52 @@ def test_a_wrong_value_of_a_config_is_named(change: Json, words: str) -> None:
     with pytest.raises(ConfigError, match=r"the model's config\.json cannot be read: ") as refused:
         read_architecture({"model_type": "qwen3", "head_dim": 16, **SIZES, **change})
     assert re.search(words, str(refused.value))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+        *("num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings"),
+        *("rms_norm_eps", "rope_parameters", "layer_types", "hidden_act", "attention_bias"),
+        *("tie_word_embeddings", "mlp_bias"),
+    ],
+)
+@pytest.mark.parametrize(
+    "value",
+    [0, -1, 1.5, float("nan"), float("inf"), True, None, "x", [], [1], {}, {"a": 1}, 1000],
+)
+def test_any_value_gives_an_architecture_or_a_known_error(
+    family: str, key: str, value: object
+) -> None:
+    config = {"model_type": family, "head_dim": 16, **SIZES, key: value}
+    try:
+        architecture = read_architecture(config)
+    except ConfigError:
+        return
+    assert architecture.heads % architecture.kv_heads == 0
+    sizes = parameter_shapes(architecture).values()
+    assert all(type(size) is int and size > 0 for shape in sizes for size in shape)
+    assert architecture.max_positions > 0
+    assert 0 <= architecture.norm_eps < 1
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"num_attention_heads": 0, "num_key_value_heads": 1, "head_dim": None}, "num_attention_h"),
+        ({"num_attention_heads": -2, "num_key_value_heads": -1}, "num_attention_heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads"),
+        ({"head_dim": {"a": 1}}, "head_dim"),
+        ({"head_dim": True}, "head_dim"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+    ],
+)
+def test_a_size_that_is_none_is_named(change: Json, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key}.* in the model's config\.json must be "):
+        read_architecture({"model_type": "qwen2", **SIZES, **change})
 
 
 def test_more_layers_than_tensors_are_refused_before_their_names_are_made(

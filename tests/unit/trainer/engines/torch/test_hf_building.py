@@ -12,6 +12,12 @@ from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights, opene
 from trainer.engines.torch.hf_model import HfModel
 from trainer.engines.torch.host_tensors import to_host
 
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 32,
+    "short_factor": [1.0] * 4, "long_factor": [1.0] * 3,
+}  # fmt: skip
+"""Wrong for tokens after the 32nd only: a head of 8 columns has four angles."""
+
 
 def test_the_config_of_a_bf16_model_still_gives_float32_masters() -> None:
     model = opened(MODEL_CONFIG | {"dtype": "bfloat16"})
@@ -52,6 +58,7 @@ def test_the_dropout_of_a_config_is_switched_off_everywhere() -> None:
         ({"layer_types": ["linear_attention"] * 2}, "KeyError: 'linear_attention'"),
         ({"layer_types": ["sliding_attention"] * 2}, "ValueError: .*sliding_window"),
         ({"text_encoder": {}}, "AttributeError: .*vocab_size"),
+        ({"rope_parameters": LONGROPE}, "RuntimeError: .*size of tensor"),
     ],
 )
 def test_a_wrong_value_of_a_config_is_named(change: Json, words: str) -> None:
