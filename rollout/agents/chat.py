@@ -6,6 +6,7 @@ template that follows the answer before it, never as the whole conversation agai
 
 import asyncio
 import secrets
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -65,7 +66,8 @@ class Chat:
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a new conversation, up to the start of the model's answer."""
-        return list(self._cached_opening(tuple(tuple(message.items()) for message in messages)))
+        tokens = self._cached_opening(tuple(tuple(message.items()) for message in messages))
+        return tokens.tolist()
 
     def continuation(
         self, before: Sequence[Message], new: Sequence[Message], last_token: int
@@ -108,10 +110,9 @@ class Chat:
             ) from error
         return text
 
-    def _opening(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> tuple[int, ...]:
-        return tuple(
-            self._encode(self._render([dict(message) for message in messages], answer_next=True))
-        )
+    def _opening(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> "array[int]":
+        rendered = self._render([dict(message) for message in messages], answer_next=True)
+        return array("I", self._encode(rendered))
 
     def _render(self, messages: Sequence[Message], *, answer_next: bool) -> str:
         try:
@@ -147,6 +148,10 @@ class Chat:
                 "base model's tokenizer.json, or its chat template"
             ) from error
         tokens: list[int] = encoded.ids
+        try:
+            token_texts.check_tokens(len(tokens), text)
+        except CorruptError as error:
+            raise ConfigError(str(error)) from error
         return tokens
 
     def _after_placeholder(self, rendered: str) -> str | None:
@@ -176,6 +181,8 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
     """
     tokenizer = load_tokenizer(files)
     with _errors_of(files):
+        # It puts tokens beside a text where its caller asks for them, which `Chat` does not.
+        tokenizer.backend_tokenizer.post_processor = None
         return Chat(tokenizer, _named_stop_ids(files, tokenizer))
 
 
@@ -192,10 +199,10 @@ def load_tokenizer(files: Mapping[str, bytes]) -> Any:
 
     with temporary_folder("astraflow-chat-") as folder:
         try:
-            settings = tokenizer_files.checked_settings(files)
+            checked = tokenizer_files.checked_files(files)
         except CorruptError as error:
             raise _no_tokenizer(files, error) from error
-        for name, body in {**files, **settings}.items():
+        for name, body in checked.items():
             write_inside(folder, name, body)
         with _errors_of(files):
             tokenizer = PreTrainedTokenizerFast.from_pretrained(

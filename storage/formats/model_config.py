@@ -135,13 +135,15 @@ def positions(section: Json, given: float = 1.0) -> Iterator[float]:
 
 
 def longest_context(config: Json) -> int | None:
-    """Return the tokens of the longest context of a language model; None where it is unknown."""
+    """Return the tokens of the longest context of a language model, up to POSITIONS_MAX; None where
+    it is unknown.
+    """
     text_config = config.get("text_config")
     config = text_config if isinstance(text_config, dict) else config
     if type(config.get("max_position_embeddings")) is not int:
         return None
-    longest = max(positions(config))
-    return int(longest) if 1 <= longest <= POSITIONS_MAX else None
+    longest = max((each for each in positions(config) if each >= 1), default=None)
+    return None if longest is None else int(min(longest, POSITIONS_MAX))
 
 
 def without_code(value: Any) -> Any:

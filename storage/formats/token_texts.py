@@ -30,6 +30,12 @@ TEXT_PART = 2**10
 """Characters of a text that are normalized at once to find its growth."""
 TEXT_CHARS_MAX = 2**22
 """Of a text after the normalizer, each of which may take 90 bytes: some million tokens."""
+TOKENS_MIN, TOKENS_PER_CHAR = 2**8, 2**6
+"""Tokens of a text: so many in any case, and so many for each character. A character may have four
+bytes, and become 18.
+"""
+TEMPLATE_TOKENS_MAX = 2**6
+"""Of a template, beside the text. Those of common models have up to two."""
 STRIPS_MAX = 2**30
 """Characters of a text, times the added tokens in it that take the spaces beside them: for each, a
 part of the text is searched.
@@ -43,6 +49,7 @@ def check(tokenizer: Any) -> None:
         raise CorruptError(
             f"a token has {longest:,} characters; at most {TOKEN_CHARS_MAX:,} are decoded"
         )
+    _check_templates(tokenizer.post_processor)
     if tokenizer.decoder is None:
         return
     growth = 1
@@ -53,6 +60,36 @@ def check(tokenizer: Any) -> None:
                 f"the decoder has more than {STEPS_MAX} steps, or makes a text more than "
                 f"{GROWTH_MAX} times as long"
             )
+
+
+def check_tokens(num_tokens: int, text: str) -> None:
+    """Raise CorruptError where a text became very many tokens."""
+    num_max = TOKENS_MIN + TOKENS_PER_CHAR * len(text)
+    if num_tokens > num_max:
+        raise CorruptError(
+            f"a text of {len(text):,} characters became {num_tokens:,} tokens; at most {num_max:,} "
+            "are read"
+        )
+
+
+def _check_templates(post_processor: Any) -> None:
+    """Raise CorruptError for templates that repeat a text, or put very many tokens beside it."""
+    pending = [] if post_processor is None else [json.loads(post_processor.__getstate__())]
+    while pending:
+        step = pending.pop()
+        pending += step.get("processors", [])
+        for pieces in (step.get("single", []), step.get("pair", [])):
+            texts = [piece["Sequence"]["id"] for piece in pieces if "Sequence" in piece]
+            num_tokens = sum(
+                len(step["special_tokens"][piece["SpecialToken"]["id"]]["ids"])
+                for piece in pieces
+                if "SpecialToken" in piece
+            )
+            if len(texts) > len(set(texts)) or num_tokens > TEMPLATE_TOKENS_MAX:
+                raise CorruptError(
+                    "a template of the post_processor repeats a text, or puts more than "
+                    f"{TEMPLATE_TOKENS_MAX} tokens beside it"
+                )
 
 
 class TextLimits:

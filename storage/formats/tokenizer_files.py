@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from pydantic_core import to_json
+
 from storage.errors import CorruptError
 from storage.formats.json_objects import dump, parse
-from storage.formats.model_config import SPECIAL_TOKENS, TOKENIZER_CONFIG, without_paths
+from storage.formats.model_config import SPECIAL_TOKENS, TOKENIZER_CONFIG
 from storage.formats.token_texts import TOKEN_CHARS_MAX
 from storage.records.types import Json
 
@@ -24,6 +26,7 @@ TOKENIZER_CLASS: Final = "PreTrainedTokenizerFast"
 """The class of transformers that makes its tokenizer of `tokenizer.json` alone."""
 ADDED_TOKENS: Final = "added_tokens.json"
 """Of older models: text of a token → its number."""
+CHAT_TEMPLATE: Final = "chat_template.jinja"
 VALUES_MAX = 2**22
 """JSON values of a `tokenizer.json`. Those of large vocabularies have two to three million."""
 ENCODING_GROWTH_MAX = 2**12
@@ -65,6 +68,14 @@ SPARE_IDS = 2**16
 are tokens. Libraries list them, in memory and in their output.
 """
 _TOKEN_KEYS = ("_token", "_tokens")
+_SETTINGS = frozenset(
+    (
+        *("added_tokens_decoder", "chat_template", "model_max_length", "model_input_names"),
+        *("padding_side", "truncation_side", "split_special_tokens"),
+        "clean_up_tokenization_spaces",
+    )
+)
+"""Settings beside the names of tokens."""
 _ENCODING = ("normalizer", "pre_tokenizer", "post_processor")
 _WORD_CHARS = "max_input_chars_per_word"
 _AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
@@ -74,15 +85,18 @@ _ENCODING_GROWTH: Mapping[Any, int] = MappingProxyType(
 """Characters that a step makes of one, at most."""
 
 
-def check_file(body: bytes, settings: Iterable[Json] = ()) -> None:
-    """Raise CorruptError for a `tokenizer.json` with which a text may become much longer, or takes
-    very many steps, whose added tokens, words, affixes or regular expressions are very long, or
-    whose tokens have very large numbers.
+def checked_file(body: bytes, settings: Iterable[Json] = ()) -> bytes:
+    """Return a `tokenizer.json` as it may be loaded, written again from the values that were
+    checked: a package that reads both of two equal keys would see others.
 
     Called before the file is loaded: its normalizer is applied to its added tokens then.
 
     Args:
         settings: the contents of the tokenizer's other files, which may add tokens, too.
+
+    Raises CorruptError for a file with which a text may become much longer, or takes very many
+    steps, whose added tokens, words, affixes or regular expressions are very long, or whose tokens
+    have very large numbers.
     """
     fields = parse(body, TOKENIZER, VALUES_MAX)
     _check_growth([fields.get(part) for part in _ENCODING])
@@ -91,16 +105,18 @@ def check_file(body: bytes, settings: Iterable[Json] = ()) -> None:
     _check_patterns([fields.get(part) for part in (*_ENCODING, "decoder")])
     _check_words(fields.get("model"))
     _check_ids(fields.get("model"))
+    return to_json(fields)
 
 
-def checked_settings(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the settings with which transformers may load a base model's tokenizer, by file.
+def checked_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files of a base model with which transformers may load its tokenizer, by name.
 
-    They name no other files, and no class but TOKENIZER_CLASS: others read other files, and make
-    tokens by numbers in the settings (`extra_ids`).
+    Of the settings, those remain that a tokenizer of `tokenizer.json` needs. They name no other
+    files, and no class but TOKENIZER_CLASS: others read other files, and make tokens by numbers in
+    the settings (`extra_ids`).
 
     Raises:
-        CorruptError: there is no `tokenizer.json`, or `check_file` refuses it.
+        CorruptError: there is no `tokenizer.json`, or `checked_file` refuses it.
     """
     if TOKENIZER not in files:
         raise CorruptError(
@@ -108,15 +124,25 @@ def checked_settings(files: Mapping[str, bytes]) -> dict[str, bytes]:
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers writes "
             "it"
         )
-    settings = {
-        name: without_paths(parse(files.get(name, b"{}"), name))
-        for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS)
+    others: dict[str, Json] = {
+        name: {
+            key: value
+            for key, value in parse(files.get(name, b"{}"), name).items()
+            if name == ADDED_TOKENS or _is_setting(key)
+        }
+        for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS)
         if name in files or name == TOKENIZER_CONFIG
     }
-    added = {"added_tokens": list(parse(files.get(ADDED_TOKENS, b"{}"), ADDED_TOKENS))}
-    check_file(files[TOKENIZER], (*settings.values(), added))
-    settings[TOKENIZER_CONFIG]["tokenizer_class"] = TOKENIZER_CLASS
-    return {name: dump(fields) for name, fields in settings.items()}
+    tokens = {"added_tokens": list(others.get(ADDED_TOKENS, {}))}
+    body = checked_file(files[TOKENIZER], (*others.values(), tokens))
+    others[TOKENIZER_CONFIG]["tokenizer_class"] = TOKENIZER_CLASS
+    template = {CHAT_TEMPLATE: files[CHAT_TEMPLATE]} if CHAT_TEMPLATE in files else {}
+    return {TOKENIZER: body, **{name: dump(each) for name, each in others.items()}, **template}
+
+
+def _is_setting(key: str) -> bool:
+    """Return whether a setting is one of a tokenizer that `tokenizer.json` does not have."""
+    return key in _SETTINGS or (key.endswith(_TOKEN_KEYS) and not key.startswith("add_"))
 
 
 def _check_growth(steps: Iterable[Any]) -> int:
@@ -259,8 +285,6 @@ def _given_growth(step: Json) -> int:
             return 1 + len(text)
         case {"precompiled_charsmap": str(charsmap)}:
             return _longest_replacement(charsmap)
-        case {"single": [*pieces]}:
-            return max(1, len(pieces))
     return 1
 
 

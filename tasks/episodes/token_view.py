@@ -246,8 +246,8 @@ def _tokenizer(run: ObjectStore, policy: str) -> Any:
         from tokenizers import Tokenizer
 
         try:
-            tokenizer_files.check_file(files[tokenizer_files.TOKENIZER])
-            tokenizer = Tokenizer.from_str(files[tokenizer_files.TOKENIZER].decode())
+            body = tokenizer_files.checked_file(files[tokenizer_files.TOKENIZER])
+            tokenizer = Tokenizer.from_str(body.decode())
             token_texts.check(tokenizer)
             return tokenizer
         except BaseException as error:  # tokenizers raises Exception; a panic is none

@@ -118,10 +118,10 @@ def _save_copy(files: Path, model: Path, tags: Mapping[str, str]) -> None:
 
 
 def _restrict_tokenizer(folder: Path) -> None:
-    """Write the settings into a folder with which its tokenizer is loaded as workers load it.
+    """Write the files into a folder with which its tokenizer is loaded as workers load it.
 
     Raises CorruptError where it must not be loaded (`tokenizer_files`).
     """
     files = {file.name: file.read_bytes() for file in folder.glob("*.json")}
-    for name, body in tokenizer_files.checked_settings(files).items():
+    for name, body in tokenizer_files.checked_files(files).items():
         write_inside(folder, name, body)

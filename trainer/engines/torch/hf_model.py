@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Embedding
 
 from storage.errors import ConfigError
-from storage.formats.model_config import longest_context
+from storage.formats.model_config import POSITIONS_MAX, longest_context
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.step.logprobs import token_logprobs
@@ -77,8 +77,7 @@ class HfModel:
             self.head: torch.nn.Linear = self.model.get_output_embeddings()
             self.vocab_size: int = self.model.config.get_text_config().vocab_size
             _check_head(self.model, self.vocab_size)
-            if self.positions is not None:
-                _run_at_positions(self.model, self.vocab_size, self.positions)
+            _run_at_last_positions(self.model, self.vocab_size, self.positions)
             if packed:
                 _check_packing(self.model, self.vocab_size)
         _set_attention(self.model, attention)
@@ -217,15 +216,18 @@ def _check_head(model: Any, vocab_size: int) -> None:
         )
 
 
-def _run_at_positions(model: Any, vocab_size: int, num_positions: int) -> None:
-    """Run the body on a few tokens at the last positions of its context.
+def _run_at_last_positions(model: Any, vocab_size: int, positions: int | None) -> None:
+    """Run the body on a few tokens at the last positions of its context: by `positions`, or by the
+    default of its class.
 
     Some values of a configuration are read for tokens far from the first: raises what transformers
     raises for wrong ones.
     """
+    default = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    last = max(positions or 0, min(default, POSITIONS_MAX) if isinstance(default, int) else 0)
     device = next(model.parameters()).device
     probe_BT = torch.arange(PROBE_TOKENS, device=device)[None] % vocab_size
-    last_BT = torch.arange(-PROBE_TOKENS, 0, device=device)[None] + num_positions
+    last_BT = torch.arange(-PROBE_TOKENS, 0, device=device)[None] + last
     with torch.no_grad():
         model.base_model(input_ids=probe_BT, position_ids=last_BT.clamp(min=0), use_cache=False)
 

@@ -360,6 +360,43 @@ def test_unusable_chat_files_give_an_error_of_one_sentence(
         load_chat({**base_files(), name: body})
 
 
+def test_a_question_that_becomes_very_many_tokens_is_refused() -> None:
+    """Each byte-level step makes two characters of one outside of ASCII."""
+    fields = json.loads(base_files()["tokenizer.json"])
+    step = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    fields["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [step] * 6}
+    grown = load_chat({**base_files(), "tokenizer.json": json.dumps(fields).encode()})
+    with pytest.raises(
+        ConfigError, match=r"^a text of [0-9]+ characters became .* tokens; at most"
+    ):
+        grown.opening([user("\N{WHITE SMILING FACE}" * 200)])
+
+
+def test_no_settings_put_tokens_beside_a_text() -> None:
+    fields = json.loads(base_files()["tokenizer.json"])
+    mark = {"SpecialToken": {"id": "[X]", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    tokens = {"[X]": {"id": "[X]", "ids": [7], "tokens": ["a"]}}
+    fields["post_processor"] = {
+        "type": "TemplateProcessing", "single": [mark, text], "pair": [mark], "special_tokens": tokens
+    }  # fmt: skip
+    added = json.dumps(
+        {"add_bos_token": True, "bos_token": "$A $A", "add_eos_token": True}
+    ).encode()
+    for files in (
+        {"tokenizer.json": json.dumps(fields).encode()},
+        {"special_tokens_map.json": added},
+        {"tokenizer_config.json": added},
+    ):
+        marked = load_chat({**base_files(), **files})
+        assert marked.opening([user("7+8-3=?")]) == tiny_chat().opening([user("7+8-3=?")])
+
+
 def test_a_token_far_above_the_vocabulary_is_refused_before_the_tokenizer_is_loaded() -> None:
     fields = json.loads(base_files()["tokenizer.json"])
     fields["model"]["vocab"]["zzzq"] = 300_000_000

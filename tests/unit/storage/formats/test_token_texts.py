@@ -57,6 +57,51 @@ def test_a_decoder_that_multiplies_text_is_refused(decoder: dict[str, Any]) -> N
         token_texts.check(tokenizer(decoder))
 
 
+A, B = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+MARK = {"SpecialToken": {"id": "[X]", "type_id": 0}}
+
+
+def with_templates(*templates: tuple[list[Any], list[Any]], num_ids: int = 1) -> Any:
+    """A tokenizer with a template for each pair: of one text and of two."""
+    tokens = {"[X]": {"id": "[X]", "ids": [7] * num_ids, "tokens": ["a"] * num_ids}}
+    processors = [
+        {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
+        for single, pair in templates
+    ]
+    fields = json.loads(tokenizer(None).to_str())
+    fields["post_processor"] = {"type": "Sequence", "processors": [BYTE_LEVEL, *processors]}
+    return Tokenizer.from_str(json.dumps(fields))
+
+
+def test_templates_of_common_models_are_accepted() -> None:
+    token_texts.check(with_templates(([MARK, A, MARK], [MARK, A, B, MARK]), num_ids=32))
+    token_texts.check(with_templates(([A], [B, A]), ([], [])))
+
+
+@pytest.mark.parametrize(
+    ("templates", "num_ids"),
+    [
+        ([([A, A], [A, B])], 1),
+        ([([A], [A, B, A])], 1),
+        ([([A], [A, B]), ([A], [B, B])], 1),
+        ([([MARK, A], [A, B])], 65),
+        ([([A], [A, B, MARK, MARK])], 33),
+    ],
+)
+def test_a_template_that_repeats_a_text_or_has_many_tokens_is_refused(
+    templates: list[tuple[list[Any], list[Any]]], num_ids: int
+) -> None:
+    with pytest.raises(CorruptError, match=r"^a template of the post_processor repeats a text, or"):
+        token_texts.check(with_templates(*templates, num_ids=num_ids))
+
+
+def test_a_text_that_becomes_very_many_tokens_is_refused() -> None:
+    token_texts.check_tokens(256, "")
+    token_texts.check_tokens(256 + 64 * 10, "a" * 10)
+    with pytest.raises(CorruptError, match=r"^a text of 10 characters became 897 tokens; at most"):
+        token_texts.check_tokens(897, "a" * 10)
+
+
 def test_a_decoder_that_searches_for_a_regular_expression_is_refused() -> None:
     search = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
     with pytest.raises(CorruptError, match="the decoder has a regular expression"):

@@ -59,11 +59,23 @@ def test_the_dropout_of_a_config_is_switched_off_everywhere() -> None:
         ({"layer_types": ["sliding_attention"] * 2}, "ValueError: .*sliding_window"),
         ({"text_encoder": {}}, "AttributeError: .*vocab_size"),
         ({"rope_parameters": LONGROPE}, "RuntimeError: .*size of tensor"),
+        ({"rope_parameters": LONGROPE | {"factor": 1e9}}, "RuntimeError: .*size of tensor"),
+        ({"rope_parameters": LONGROPE, "x": {"factor": float("nan")}}, "RuntimeError: .*size of"),
+        (
+            {"rope_parameters": LONGROPE, "max_position_embeddings": 2**31 + 1},
+            "RuntimeError: .*size of tensor",
+        ),
     ],
 )
 def test_a_wrong_value_of_a_config_is_named(change: Json, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         HfModel(MODEL_CONFIG | change, base_weights(), "cpu", False)
+
+
+def test_the_last_positions_without_their_number_are_those_of_the_class() -> None:
+    config = {key: each for key, each in MODEL_CONFIG.items() if key != "max_position_embeddings"}
+    with pytest.raises(ConfigError, match=r"RuntimeError: .*size of tensor"):
+        HfModel(config | {"rope_parameters": LONGROPE}, base_weights(), "cpu", False)
 
 
 @pytest.mark.parametrize("key", ["hidden_act", "model_type"])
