@@ -25,13 +25,13 @@ SCHEMA = arrow_files.schema_of({"id": arrow_files.DICTIONARY, "fields": arrow_fi
 """The fields of a prompt are a JSON object."""
 TEXT_BYTES_MAX = 2**30
 """Of the ids and fields of all rows that are written: they are in memory at once, several times."""
-TEXT_MIN, TEXT_PER_BYTE = 2**26, 256
+TEXT_MIN, TEXT_PER_BYTE = 2**25, 256
 """Characters of all rows together: so many in any case, and so many for each byte of the object, up
 to `TEXT_BYTES_MAX`. Rows may share a text, and each of its characters may take four bytes.
 """
-VALUES_MIN, VALUES_PER_BYTE = 2**22, 16
+VALUES_MIN, VALUES_PER_BYTE = 2**21, 16
 """JSON values of all rows together: so many in any case, and so many for each byte of the object.
-An evaluation has all of them in memory at once, 64 to 184 bytes each; rows may share a text, which
+An evaluation has all of them in memory at once, 64 to 270 bytes each; rows may share a text, which
 the object has once. Rows with ids of their own have some ten bytes each, if nothing else.
 """
 
