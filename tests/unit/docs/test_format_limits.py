@@ -73,9 +73,9 @@ def test_limits_written_as_powers_equal_those_of_the_code() -> None:
     )
     assert "at most 2^53" in PAGE
     assert numbers.QUANTITY_MAX == 2**53
-    assert "more characters than both 2²⁶ and 256 times the bytes of the object" in PAGE
-    assert (prompt_windows.TEXT_MIN, prompt_windows.TEXT_PER_BYTE) == (2**26, 256)
-    assert "more JSON values than both 2²² and 16 times these bytes" in PAGE
-    assert (prompt_windows.VALUES_MIN, prompt_windows.VALUES_PER_BYTE) == (2**22, 16)
+    assert "more characters than both 2²⁵ and 256 times the bytes of the object" in PAGE
+    assert (prompt_windows.TEXT_MIN, prompt_windows.TEXT_PER_BYTE) == (2**25, 256)
+    assert "more JSON values than both 2²¹ and 16 times these bytes" in PAGE
+    assert (prompt_windows.VALUES_MIN, prompt_windows.VALUES_PER_BYTE) == (2**21, 16)
     assert "cut into blocks of 2²² elements" in PAGE
     assert delta_blocks.BLOCK_ELEMENTS == 2**22
