@@ -62,6 +62,8 @@ LARGEST: Final[Mapping[str, int]] = MappingProxyType(
         # Part of each head that is rotated: tables have as many columns.
         "partial_rotary_factor": 1,
         "rotary_pct": 1,
+        # Classes of a classifier: each part of a configuration names all of them.
+        "num_labels": 1024,
     }
 )
 """Numbers that no tensor limits → the largest that is read."""
@@ -69,6 +71,10 @@ LAYERS_MAX: Final = 2**10
 """Of any count of layers: for each layer, a class may search a list that has an item for each."""
 LIST_ITEMS_MAX: Final = 2**12
 """Of a list in a configuration, such as numbers of layers; published models have some hundred."""
+OBJECTS_MAX: Final = 2**10
+"""JSON objects of a configuration: a class may make another configuration of each. Published models
+have up to three for each layer.
+"""
 _LAYERS = re.compile("(^|_)layers?$")
 """At the end of a key: a count of layers, such as `num_hidden_layers` and `n_layer`."""
 REPEATS: Final = "attention_types"
@@ -77,15 +83,20 @@ REPEATS: Final = "attention_types"
 
 def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> None:
     """Raise CorruptError when a count or size in `body` exceeds every dimension of `shapes`, or
-    SIZE_MAX, a number its limit in LARGEST, a count of layers LAYERS_MAX, or a list LIST_ITEMS_MAX.
+    SIZE_MAX, a number its limit in LARGEST, a count of layers LAYERS_MAX, a list LIST_ITEMS_MAX, or
+    the number of objects OBJECTS_MAX.
 
     Example: `num_hidden_layers: 1000000` beside an embedding of (151936, 2048).
     """
     limit = max((dimension for shape in shapes for dimension in shape), default=0)
     limit = max(limit, SIZE_FLOOR)
     pending: list[Any] = [parse(body, what)]
+    num_objects = 0
     while pending:
         value = pending.pop()
+        num_objects += isinstance(value, dict)
+        if num_objects > OBJECTS_MAX:
+            raise CorruptError(f"{what} has more than {OBJECTS_MAX:,} objects")
         if isinstance(value, list):
             if len(value) > LIST_ITEMS_MAX:
                 raise CorruptError(

@@ -99,6 +99,7 @@ def checked_file(body: bytes, settings: Iterable[Json] = ()) -> bytes:
     have very large numbers.
     """
     fields = parse(body, TOKENIZER, VALUES_MAX)
+    _check_steps([fields.get(part) for part in (*_ENCODING, "decoder")])
     _check_growth([fields.get(part) for part in _ENCODING])
     growth = _check_growth([fields.get("normalizer")])
     _check_added_tokens([fields.get("added_tokens"), *settings], growth, len(body))
@@ -143,6 +144,22 @@ def checked_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
 def _is_setting(key: str) -> bool:
     """Return whether a setting is one of a tokenizer that `tokenizer.json` does not have."""
     return key in _SETTINGS or (key.endswith(_TOKEN_KEYS) and not key.startswith("add_"))
+
+
+def _check_steps(steps: Iterable[Any]) -> None:
+    """Raise CorruptError for a step that is a list of its values, which the package takes, too: the
+    other checks know a step by its fields.
+    """
+    pending = list(steps)
+    while pending:
+        part = pending.pop()
+        values = list(part.values()) if isinstance(part, dict) else []
+        in_lists = [item for value in values if isinstance(value, list) for item in value]
+        if any(isinstance(each, list) for each in (part, *in_lists)):
+            raise CorruptError(
+                f"a step of {TOKENIZER} is a list; it must be an object with its type"
+            )
+        pending += [each for each in (*values, *in_lists) if isinstance(each, dict)]
 
 
 def _check_growth(steps: Iterable[Any]) -> int:

@@ -144,6 +144,14 @@ def _last_beat(folder: ObjectStore) -> tuple[float, int] | None:
     return next(((beat.started_s, beat.beats) for beat in living), None)
 
 
+def _is_early(night: str, now_s: float) -> bool:
+    """Return whether a stored night cannot have begun yet, or is none."""
+    try:
+        return due_s(night) - now_s > EARLY_LIMIT_S
+    except ConfigError:
+        return True
+
+
 def _refuse_early(night: str, now_s: float) -> None:
     early_s = due_s(night) - now_s
     if early_s > EARLY_LIMIT_S:
@@ -170,7 +178,7 @@ def _reason_to_skip(
             "with catch_up"
         )
     for other in _readable(store, name):
-        if other.id > night and other.plan is not None:
+        if other.id > night and other.plan is not None and not _is_early(other.id, now_s):
             return f"the later night {other.id} has begun before; its window has this night's data"
         if other.id >= night or other.plan is None or other.outcome is not None:
             continue

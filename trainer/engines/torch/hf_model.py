@@ -221,8 +221,11 @@ def _run_at_last_positions(model: Any, vocab_size: int, positions: int | None) -
     default of its class.
 
     Some values of a configuration are read for tokens far from the first: raises what transformers
-    raises for wrong ones.
+    raises for wrong ones. Those of dynamic rotations are read when the model is built; run here,
+    transformers would keep the rotations of these positions for all rows.
     """
+    if any("dynamic" in str(getattr(module, "rope_type", "")) for module in model.modules()):
+        return
     default = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     last = max(positions or 0, min(default, POSITIONS_MAX) if isinstance(default, int) else 0)
     device = next(model.parameters()).device

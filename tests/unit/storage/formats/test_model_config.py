@@ -18,7 +18,7 @@ def body(**fields: object) -> bytes:
         ("hidden_size", {"hidden_size": 2**40}),
         ("head_dim", {"head_dim": 151_937}),
         ("n_embd", {"n_embd": 1e12}),
-        ("num_labels", {"num_labels": 10**9}),
+        ("num_experts", {"num_experts": 10**9}),
         ("attention_types", {"attention_types": [[["global", "local"], 75_969]]}),
         ("attention_types", {"attention_types": [[["a"], 10**5], [["a"], -(10**9)], ["b", 10**5]]}),
         ("attention_types", {"attention_types": [[[], 10**12]]}),
@@ -56,9 +56,19 @@ def test_sizes_up_to_the_floor_are_accepted_for_small_tensors() -> None:
 
 def test_a_size_above_2_to_the_20_is_refused_beside_any_tensors() -> None:
     shapes = [(0, 10**9), (10**9, 1)]
-    check_sizes(body(vocab_size=10**9, num_labels=2**20), shapes, "config")
-    with pytest.raises(CorruptError, match=r"^config: num_labels is 1000000000; at most 1,048,576"):
-        check_sizes(body(text_config={"num_labels": 10**9}), shapes, "config")
+    check_sizes(body(vocab_size=10**9, num_experts=2**20), shapes, "config")
+    with pytest.raises(CorruptError, match=r"^config: num_experts is 1000000000; at most 1,048,"):
+        check_sizes(body(text_config={"num_experts": 10**9}), shapes, "config")
+
+
+def test_a_configuration_has_few_parts_and_labels() -> None:
+    """transformers makes a configuration of each part, with a name for each label."""
+    shapes = [(10**6, 10**6)]
+    check_sizes(body(num_labels=1024, parts=[{}] * 1023), shapes, "config")
+    with pytest.raises(CorruptError, match=r"^config: num_labels is 1025; at most 1,024 is read"):
+        check_sizes(body(encoder={"num_labels": 1025}), shapes, "config")
+    with pytest.raises(CorruptError, match=r"^config has more than 1,024 objects$"):
+        check_sizes(body(parts=[{}] * 1024), shapes, "config")
 
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer", "layers", "decoder_layers"])

@@ -219,6 +219,30 @@ def test_the_files_of_a_tokenizer_name_the_common_class_and_no_files() -> None:
         tokenizer_files.checked_files({"tokenizer_config.json": b"{}"})
 
 
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer", "post_processor", "decoder"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [{"String": "a"}, "aa"],
+        [],
+        {"type": "Sequence", "normalizers": [{"type": "NFC"}, [{"String": "a"}, "aa"]]},
+        {"normalizers": [{"normalizers": [["xyz"]]}]},
+        {"a": {"b": [[]]}},
+    ],
+)
+def test_a_step_that_is_a_list_is_refused(part: str, steps: Any) -> None:
+    """The package takes `[{"String": "a"}, "aa"]` for a replacement."""
+    with pytest.raises(CorruptError, match=r"^a step of tokenizer\.json is a list; it must be"):
+        tokenizer_files.checked_file(file_of(**{part: steps}))
+
+
+def test_lists_of_numbers_and_names_are_no_steps() -> None:
+    roberta = {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0]}
+    tokens = {"[X]": {"id": "[X]", "ids": [1], "tokens": ["[X]"]}}
+    for step in (roberta, {**template(WHOLE_TEXT), "special_tokens": tokens}):
+        tokenizer_files.checked_file(file_of(post_processor=step))
+
+
 def test_what_is_loaded_is_what_was_checked() -> None:
     """The package reads both of two equal keys."""
     body = b'{"normalizer": {"pattern": {"Regex": "' + b"a" * 5_000 + b'"}}, "normalizer": null}'

@@ -179,6 +179,16 @@ def test_a_skipped_later_night_does_not_stand_in_the_way(memory_store: ObjectSto
     assert isinstance(begin(memory_store, FIRST), NightPlan)
 
 
+@pytest.mark.parametrize("far", ["99991231-2359", "99999999-9999", "20260103-0201"])
+def test_a_night_that_cannot_have_begun_yet_does_not_stand_in_the_way(
+    memory_store: ObjectStore, far: str
+) -> None:
+    plan = planned(memory_store, FIRST)
+    nights.create_plan(memory_store, replace(plan, night=far))
+    assert far in {night.id for night in nights.read_all(memory_store, "tiny").readable}
+    assert isinstance(begin(memory_store, SECOND), NightPlan)
+
+
 def heartbeat(store: ObjectStore, night: str) -> HeartbeatWriter:
     folder = store.sub(layout.night("tiny", night))
     return HeartbeatWriter(folder, "supervisor", "night", 0, interval_s=0.01)

@@ -16,6 +16,14 @@ def test_padding_on_the_right_changes_no_hidden_state() -> None:
     assert not torch.allclose(alone[0, 2], alone[0, 1], atol=1e-2)
 
 
+def test_the_rotations_of_a_dynamic_context_begin_as_those_of_a_short_one() -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0}
+    model = opened(MODEL_CONFIG | {"rope_parameters": rope})
+    plain = opened(MODEL_CONFIG | {"rope_parameters": {**rope, "rope_type": "default"}})
+    tokens = torch.arange(60)[None] % 24
+    assert torch.equal(model.hidden(tokens), plain.hidden(tokens))
+
+
 def test_an_untied_head_is_a_separate_tensor() -> None:
     untied = opened(MODEL_CONFIG | {"tie_word_embeddings": False})
     assert untied.tensors().keys() - opened().tensors().keys() == {"lm_head.weight"}
