@@ -75,6 +75,12 @@ OBJECTS_MAX: Final = 2**10
 """JSON objects of a configuration: a class may make another configuration of each. Published models
 have up to three for each layer.
 """
+INTEGERS_MAX: Final = 2**22
+"""Sum of all integers of a configuration but those of _FREE_KEYS: a class may make a list, or run a
+loop, of as many as any of them. Those of published models: below a million.
+"""
+_FREE_KEYS = re.compile("vocab|position|token|length|window|seq|ctx|context|theta|base|freq")
+"""In the names of sizes and numbers with which classes make no lists."""
 _LAYERS = re.compile("(^|_)layers?$")
 """At the end of a key: a count of layers, such as `num_hidden_layers` and `n_layer`."""
 REPEATS: Final = "attention_types"
@@ -83,14 +89,15 @@ REPEATS: Final = "attention_types"
 
 def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> None:
     """Raise CorruptError when a count or size in `body` exceeds every dimension of `shapes`, or
-    SIZE_MAX, a number its limit in LARGEST, a count of layers LAYERS_MAX, a list LIST_ITEMS_MAX, or
-    the number of objects OBJECTS_MAX.
+    SIZE_MAX, a number its limit in LARGEST, a count of layers LAYERS_MAX, a list LIST_ITEMS_MAX,
+    the number of objects OBJECTS_MAX, or the sum of integers INTEGERS_MAX.
 
     Example: `num_hidden_layers: 1000000` beside an embedding of (151936, 2048).
     """
     limit = max((dimension for shape in shapes for dimension in shape), default=0)
     limit = max(limit, SIZE_FLOOR)
-    pending: list[Any] = [parse(body, what)]
+    config = parse(body, what)
+    pending: list[Any] = [config]
     num_objects = 0
     while pending:
         value = pending.pop()
@@ -126,6 +133,25 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
                 continue
             if size > largest:
                 raise CorruptError(f"{what}: {key} is {digits}; at most {largest:,} is read")
+    _check_integers(config, what)
+
+
+def _check_integers(config: Json, what: str) -> None:
+    total = 0
+    pending: list[tuple[str, Any]] = [("", config)]
+    while pending:
+        key, value = pending.pop()
+        if isinstance(value, dict):
+            pending += value.items()
+        elif isinstance(value, list):
+            pending += [(key, each) for each in value]
+        elif isinstance(value, int) and not _FREE_KEYS.search(key):
+            total += max(0, value)
+            if total > INTEGERS_MAX:
+                raise CorruptError(
+                    f"{what}: all integers together, {key} among them, are more than "
+                    f"{INTEGERS_MAX:,}"
+                )
 
 
 def positions(section: Json, given: float = 1.0) -> Iterator[float]:

@@ -308,10 +308,14 @@ def _given_growth(step: Json) -> int:
 def _longest_replacement(charsmap: str) -> int:
     """Return the size of the longest text that a character is replaced by, in characters of three
     bytes. The form: u32 bytes of a trie | the trie | texts, each with a zero at its end.
+
+    Raises CorruptError for other Base64 than is written; the package takes it without padding, too.
     """
     try:
         body = base64.b64decode(charsmap, validate=True)
-    except ValueError:
-        return 1  # the package refuses it
+    except ValueError as error:
+        raise CorruptError(
+            f"a precompiled_charsmap of {TOKENIZER} is not padded Base64: {error}"
+        ) from error
     texts = body[4 + int.from_bytes(body[:4], "little") :]
     return max(1, math.ceil(max(map(len, texts.split(b"\0"))) / 3))

@@ -95,13 +95,18 @@ def errors_of(model_config: Json) -> Iterator[None]:
     except Exception as error:  # transformers raises anything for a wrong value
         if is_of_the_machine(error):
             raise
-        kind = model_config.get("model_type", "unnamed")
-        code = "; its own code (auto_map) is never run" if "auto_map" in model_config else ""
-        raise ConfigError(
-            f"config.json of the base model (model_type {kind}) gives no causal language model: "
-            f"{type(error).__name__}: {error}; correct this value, or use a model type that the "
-            f"installed transformers has{code}"
-        ) from error
+        raise wrong_value(model_config, error) from error
+
+
+def wrong_value(model_config: Json, error: Exception) -> ConfigError:
+    """Return the error for a `config.json` with which transformers raises `error`."""
+    kind = model_config.get("model_type", "unnamed")
+    code = "; its own code (auto_map) is never run" if "auto_map" in model_config else ""
+    return ConfigError(
+        f"config.json of the base model (model_type {kind}) gives no causal language model: "
+        f"{type(error).__name__}: {error}; correct this value, or use a model type that the "
+        f"installed transformers has{code}"
+    )
 
 
 def is_of_the_machine(error: Exception) -> bool:

@@ -20,7 +20,14 @@ from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.step.logprobs import token_logprobs
 from trainer.engines.torch.compiled_layers import compile_layers
-from trainer.engines.torch.hf_building import build, check_fit, errors_of, is_of_the_machine, untied
+from trainer.engines.torch.hf_building import (
+    build,
+    check_fit,
+    errors_of,
+    is_of_the_machine,
+    untied,
+    wrong_value,
+)
 from trainer.engines.torch.host_tensors import to_torch
 
 PROBE_TOKENS = 4
@@ -65,6 +72,7 @@ class HfModel:
         """
         self.device = _usable_device(device)
         self._rounds = precision == "bf16"
+        self._model_config = model_config
         _check_attention(attention)
         check_fit(model_config, weights)
         self.model = build(model_config).to(self.device)
@@ -93,10 +101,14 @@ class HfModel:
         The causal mask alone excludes the padding. Given positions that begin again, transformers
         makes the mask of packed rows from them.
         """
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._rounds):
-            hidden_BTH: Tensor = self.body(
-                input_ids=tokens_BT, position_ids=positions_BT, use_cache=False
-            ).last_hidden_state
+        try:
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self._rounds):
+                hidden_BTH: Tensor = self.body(
+                    input_ids=tokens_BT, position_ids=positions_BT, use_cache=False
+                ).last_hidden_state
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # Of a value that is read for rows of some lengths only.
+            raise wrong_value(self._model_config, error) from error
         return hidden_BTH
 
     def logprobs(

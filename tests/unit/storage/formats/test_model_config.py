@@ -61,6 +61,22 @@ def test_a_size_above_2_to_the_20_is_refused_beside_any_tensors() -> None:
         check_sizes(body(text_config={"num_experts": 10**9}), shapes, "config")
 
 
+def test_integers_are_limited_together_whatever_their_keys() -> None:
+    """A class may make a list of as many items as any of them."""
+    shapes = [(10**6, 10**6)]
+    free = {
+        "vocab_size": 10**6, "max_position_embeddings": 10**8, "eos_token_id": [10**6],
+        "model_max_length": 10**9, "sliding_window": 10**7, "max_seq_len": 10**7, "n_ctx": 10**6,
+        "context_size": 10**6, "rope_theta": 10**9, "rope_local_base_freq": 10**9, "x": 1e30, "y": -9,
+    }  # fmt: skip
+    check_sizes(body(**free, first=2**21, part={"stages": [2**20, [2**20]]}), shapes, "config")
+    for more in ({"last": 1}, {"last": {"stages": [[1]]}}, {"last": True}):
+        with pytest.raises(
+            CorruptError, match=r"^config: all integers together, .* than 4,194,304"
+        ):
+            check_sizes(body(first=2**21, part=[2**21], **more), shapes, "config")
+
+
 def test_a_configuration_has_few_parts_and_labels() -> None:
     """transformers makes a configuration of each part, with a name for each label."""
     shapes = [(10**6, 10**6)]

@@ -45,7 +45,6 @@ WHOLE_TEXT = {"Sequence": {"id": "A", "type_id": 0}}
             "post_processor": template({}, WHOLE_TEXT, {}),
         },
         normalizers({"type": "Precompiled", "precompiled_charsmap": charsmap(33)}, SPACES),
-        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "no base64"}},
         normalizers(*[replace("a", "aa")] * 8),
         normalizers(*[replace("a", "b")] * 250),
     ],
@@ -234,6 +233,15 @@ def test_a_step_that_is_a_list_is_refused(part: str, steps: Any) -> None:
     """The package takes `[{"String": "a"}, "aa"]` for a replacement."""
     with pytest.raises(CorruptError, match=r"^a step of tokenizer\.json is a list; it must be"):
         tokenizer_files.checked_file(file_of(**{part: steps}))
+
+
+@pytest.mark.parametrize("charsmap", ["no base64", charsmap(33).rstrip("="), "AAAA\n", "_-AA"])
+def test_a_charsmap_in_another_form_of_base64_is_refused(charsmap: str) -> None:
+    """The package reads it without padding: its growth would be counted as 1."""
+    with pytest.raises(CorruptError, match=r"^a precompiled_charsmap .* is not padded Base64: "):
+        tokenizer_files.checked_file(
+            file_of(normalizer={"type": "Precompiled", "precompiled_charsmap": charsmap})
+        )
 
 
 def test_lists_of_numbers_and_names_are_no_steps() -> None:

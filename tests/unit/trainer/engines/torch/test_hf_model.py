@@ -24,6 +24,23 @@ def test_the_rotations_of_a_dynamic_context_begin_as_those_of_a_short_one() -> N
     assert torch.equal(model.hidden(tokens), plain.hidden(tokens))
 
 
+@pytest.mark.parametrize("error", [ValueError("by 4"), KeyError("x"), TypeError(), IndexError()])
+def test_a_value_that_is_wrong_for_rows_of_some_lengths_is_named(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`chunk_size_feed_forward: 4` of a BERT divides the rows with which it is tried."""
+    model = opened()
+
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(model, "body", fail)
+    with pytest.raises(
+        ConfigError, match=rf"gives no causal language model: {type(error).__name__}"
+    ):
+        model.hidden(torch.arange(5)[None])
+
+
 def test_an_untied_head_is_a_separate_tensor() -> None:
     untied = opened(MODEL_CONFIG | {"tie_word_embeddings": False})
     assert untied.tensors().keys() - opened().tensors().keys() == {"lm_head.weight"}
