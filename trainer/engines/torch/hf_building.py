@@ -54,6 +54,7 @@ def build(model_config: Json) -> Any:
     """
     AutoConfig, AutoModelForCausalLM = auto_classes()
     with errors_of(model_config):
+        _check_type(model_config.get("model_type"))
         config = AutoConfig.for_model(**without_code(model_config))
         _switch_off_dropout(config)
         config.return_dict = True
@@ -66,6 +67,16 @@ def build(model_config: Json) -> Any:
         if isinstance(module, torch.nn.modules.dropout._DropoutNd):
             module.p = 0.0
     return model
+
+
+def _check_type(model_type: object) -> None:
+    """Raise ValueError for a type without a causal language model, before its class of
+    configurations is built: most of transformers' classes are of other models.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ValueError(f"transformers has no causal language model of type {model_type}")
 
 
 def _switch_off_dropout(config: Any) -> None:

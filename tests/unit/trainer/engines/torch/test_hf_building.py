@@ -85,6 +85,18 @@ def test_a_value_with_the_words_of_a_full_memory_is_named(key: str) -> None:
         HfModel(MODEL_CONFIG | {key: "can't allocate memory"}, base_weights(), "cpu", False)
 
 
+def test_a_configuration_of_another_kind_of_model_is_not_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def build(*_: object, **__: object) -> None:
+        raise AssertionError("the configuration is built")
+
+    monkeypatch.setattr(AutoConfig, "for_model", build)
+    for other in ("encoder-decoder", "efficientloftr", ["qwen3"], None):
+        with pytest.raises(ConfigError, match=r"no causal language model: (Value|Type)Error: "):
+            HfModel(MODEL_CONFIG | {"model_type": other}, base_weights(), "cpu", False)
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
