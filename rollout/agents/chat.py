@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
+from rollout.agents.failures import error_text
 from storage.errors import AstraFlowError, ConfigError, CorruptError
 from storage.formats import token_texts, tokenizer_files
 from storage.formats.json_objects import parse
-from storage.formats.json_values import storable_text
 from storage.machine.temporary_folders import temporary_folder
 from storage.written_files import write_inside
 
@@ -106,7 +106,7 @@ class Chat:
                 raise
             raise ConfigError(
                 f"the tokenizer fails at an answer of {len(tokens):,} tokens: "
-                f"{storable_text(str(error))}; correct the base model's tokenizer.json"
+                f"{error_text(error)}; correct the base model's tokenizer.json"
             ) from error
         return text
 
@@ -124,9 +124,9 @@ class Chat:
         except Exception as error:  # a template is a program, which may fail in any way
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(
-                f"the chat template refuses a conversation of {roles}: {type(error).__name__}: "
-                f"{storable_text(str(error))}; give the base model a chat_template.jinja with "
-                "these roles, or use a workflow without them"
+                f"the chat template refuses a conversation of {roles}: {error_text(error)}; give "
+                "the base model a chat_template.jinja with these roles, or use a workflow without "
+                "them"
             ) from error
         return text
 
@@ -144,8 +144,8 @@ class Chat:
             if not token_texts.is_failure(error):
                 raise
             raise ConfigError(
-                f"the tokenizer fails at a text of {len(text):,} characters: {error}; correct the "
-                "base model's tokenizer.json, or its chat template"
+                f"the tokenizer fails at a text of {len(text):,} characters: {error_text(error)}; "
+                "correct the base model's tokenizer.json, or its chat template"
             ) from error
         tokens: list[int] = encoded.ids
         try:
@@ -201,7 +201,7 @@ def load_tokenizer(files: Mapping[str, bytes]) -> Any:
         try:
             checked = tokenizer_files.checked_files(files)
         except CorruptError as error:
-            raise _no_tokenizer(files, error) from error
+            raise _no_tokenizer(files, str(error)) from error
         for name, body in checked.items():
             write_inside(folder, name, body)
         with _errors_of(files):
@@ -212,7 +212,7 @@ def load_tokenizer(files: Mapping[str, bytes]) -> Any:
             try:
                 token_texts.check(backend)
             except CorruptError as error:
-                raise _no_tokenizer(files, error) from error
+                raise _no_tokenizer(files, str(error)) from error
             # Of the calls with which the file was made. transformers sets both at each call of its
             # own, and `Chat` calls the tokenizer below it.
             backend.no_truncation()
@@ -233,13 +233,13 @@ def _errors_of(files: Mapping[str, bytes]) -> Iterator[None]:
     except BaseException as error:  # transformers raises anything; a panic is no Exception
         if not token_texts.is_failure(error):
             raise
-        raise _no_tokenizer(files, error) from error
+        raise _no_tokenizer(files, error_text(error)) from error
 
 
-def _no_tokenizer(files: Mapping[str, bytes], error: BaseException) -> ConfigError:
+def _no_tokenizer(files: Mapping[str, bytes], why: str) -> ConfigError:
     return ConfigError(
         f"the base model's files ({', '.join(sorted(files)) or 'none'}) make no tokenizer: "
-        f"{error}; the model's folder needs tokenizer.json, tokenizer_config.json and a "
+        f"{why}; the model's folder needs tokenizer.json, tokenizer_config.json and a "
         "chat template"
     )
 

@@ -114,26 +114,40 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
             continue
         pending += value.values()
         for key, given in value.items():
-            size = _repeats(given) if key == REPEATS else given
-            if not isinstance(size, int | float):
-                continue
-            digits = str(size)[:DIGITS_SHOWN_MAX]
-            if key in LARGEST:
-                largest: float = LARGEST[key]
-            elif _LAYERS.search(key):
-                largest = LAYERS_MAX
-            elif key == REPEATS or _is_size(key):
-                if size > limit:
-                    raise CorruptError(
-                        f"{what}: {key} is {digits}, but the model's largest stored dimension is "
-                        f"{limit}; publish the base model again with the config.json of its tensors"
-                    )
-                largest = math.inf if VOCABULARY in key else SIZE_MAX
-            else:
-                continue
-            if size > largest:
-                raise CorruptError(f"{what}: {key} is {digits}; at most {largest:,} is read")
+            for size in [_repeats(given)] if key == REPEATS else _numbers(given):
+                _check_size(key, size, limit, what)
     _check_integers(config, what)
+
+
+def _numbers(value: Any) -> list[float]:
+    """Return a number, or those of a list and of the lists in it."""
+    pending, numbers = [value], []
+    while pending:
+        each = pending.pop()
+        if isinstance(each, list):
+            pending += each
+        elif isinstance(each, int | float):
+            numbers.append(each)
+    return numbers
+
+
+def _check_size(key: str, size: float, limit: int, what: str) -> None:
+    digits = str(size)[:DIGITS_SHOWN_MAX]
+    if key in LARGEST:
+        largest: float = LARGEST[key]
+    elif _LAYERS.search(key):
+        largest = LAYERS_MAX
+    elif key == REPEATS or _is_size(key):
+        if size > limit:
+            raise CorruptError(
+                f"{what}: {key} is {digits}, but the model's largest stored dimension is {limit}; "
+                "publish the base model again with the config.json of its tensors"
+            )
+        largest = math.inf if VOCABULARY in key else SIZE_MAX
+    else:
+        return
+    if size > largest:
+        raise CorruptError(f"{what}: {key} is {digits}; at most {largest:,} is read")
 
 
 def _check_integers(config: Json, what: str) -> None:

@@ -49,6 +49,8 @@ ENCODING_PARTS_MAX = 512
 """JSON objects of these steps, of which each has one to three. Common models have some twenty. All
 steps of a normalizer are applied to each added token when the file is loaded.
 """
+ENCODING_WORK_MAX = 2**17
+"""Parts, times the growth: each step may read a text that the steps before it made longer."""
 PATTERN_CHARS_MAX = 2**12
 """Characters of all regular expressions together. Those of common models: below 1,000. The time in
 which some are compiled grows with their square.
@@ -179,11 +181,13 @@ def _check_growth(steps: Iterable[Any]) -> int:
             growth > ENCODING_GROWTH_MAX
             or given_growth > GIVEN_GROWTH_MAX
             or num_parts > ENCODING_PARTS_MAX
+            or growth * num_parts > ENCODING_WORK_MAX
         ):
             raise CorruptError(
                 f"the {', '.join(_ENCODING)} of {TOKENIZER} have more than {ENCODING_PARTS_MAX} "
                 f"parts, or make a text more than {ENCODING_GROWTH_MAX:,} times as long (by texts "
-                f"of the file: {GIVEN_GROWTH_MAX})"
+                f"of the file: {GIVEN_GROWTH_MAX}), or both together more than "
+                f"{ENCODING_WORK_MAX:,}"
             )
     return growth
 
@@ -210,6 +214,10 @@ def _check_patterns(steps: Iterable[Any]) -> None:
 def _check_words(model: Any) -> None:
     """Raise CorruptError for a model that takes long to divide a word."""
     model = model if isinstance(model, dict) else {}
+    if model.get("dropout"):
+        raise CorruptError(
+            f"the model of {TOKENIZER} has a dropout, with which a text has other tokens each time"
+        )
     word_chars = model.get(_WORD_CHARS)
     lengths = [(_WORD_CHARS, word_chars if isinstance(word_chars, int) else 0, WORD_CHARS_MAX)]
     lengths.append(("piece", _longest_piece(model.get("vocab")), PIECE_CHARS_MAX))

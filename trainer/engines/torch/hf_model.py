@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Embedding
 
 from storage.errors import ConfigError
-from storage.formats.model_config import POSITIONS_MAX, longest_context
+from storage.formats.model_config import longest_context
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.step.logprobs import token_logprobs
@@ -34,6 +34,11 @@ PROBE_TOKENS = 4
 HEAD_TOLERANCE = 1e-4
 PACKING_TOLERANCE = 1e-4
 """Largest relative difference of the hidden states of a packed row."""
+_OF_VALUES = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, NameError),
+    *(NotImplementedError, TypeError, ValueError),
+)
+"""What transformers raises for a wrong value, and torch for no broken machine."""
 Whole: TypeAlias = Callable[[str, Tensor], Tensor]
 """(name, tensor) → the whole tensor, of which a rank may hold a part; all ranks take part."""
 
@@ -76,7 +81,6 @@ class HfModel:
         _check_attention(attention)
         check_fit(model_config, weights)
         self.model = build(model_config).to(self.device)
-        self.positions = longest_context(model_config)
         with torch.no_grad():
             for name, tensor in self.tensors().items():
                 tensor.copy_(to_torch(weights[name]))
@@ -84,8 +88,9 @@ class HfModel:
             self.body = self.model.base_model
             self.head: torch.nn.Linear = self.model.get_output_embeddings()
             self.vocab_size: int = self.model.config.get_text_config().vocab_size
+            self.positions = _positions(self.model, model_config)
             _check_head(self.model, self.vocab_size)
-            _run_at_last_positions(self.model, self.vocab_size, self.positions)
+            _run_at_last_positions(self.model, self.vocab_size, self.positions or PROBE_TOKENS)
             if packed:
                 _check_packing(self.model, self.vocab_size)
         _set_attention(self.model, attention)
@@ -106,7 +111,7 @@ class HfModel:
                 hidden_BTH: Tensor = self.body(
                     input_ids=tokens_BT, position_ids=positions_BT, use_cache=False
                 ).last_hidden_state
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except _OF_VALUES as error:
             # Of a value that is read for rows of some lengths only.
             raise wrong_value(self._model_config, error) from error
         return hidden_BTH
@@ -228,9 +233,15 @@ def _check_head(model: Any, vocab_size: int) -> None:
         )
 
 
-def _run_at_last_positions(model: Any, vocab_size: int, positions: int | None) -> None:
-    """Run the body on a few tokens at the last positions of its context: by `positions`, or by the
-    default of its class.
+def _positions(model: Any, model_config: Json) -> int | None:
+    """Return the tokens of the longest context, by `model_config` or the default of its class."""
+    default = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    by_class = longest_context({"max_position_embeddings": default})
+    return longest_context(model_config) or by_class
+
+
+def _run_at_last_positions(model: Any, vocab_size: int, positions: int) -> None:
+    """Run the body on a few tokens at the last positions of its context.
 
     Some values of a configuration are read for tokens far from the first: raises what transformers
     raises for wrong ones. Those of dynamic rotations are read when the model is built; run here,
@@ -238,11 +249,9 @@ def _run_at_last_positions(model: Any, vocab_size: int, positions: int | None) -
     """
     if any("dynamic" in str(getattr(module, "rope_type", "")) for module in model.modules()):
         return
-    default = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    last = max(positions or 0, min(default, POSITIONS_MAX) if isinstance(default, int) else 0)
     device = next(model.parameters()).device
     probe_BT = torch.arange(PROBE_TOKENS, device=device)[None] % vocab_size
-    last_BT = torch.arange(-PROBE_TOKENS, 0, device=device)[None] + last
+    last_BT = torch.arange(-PROBE_TOKENS, 0, device=device)[None] + positions
     with torch.no_grad():
         model.base_model(input_ids=probe_BT, position_ids=last_BT.clamp(min=0), use_cache=False)
 

@@ -126,7 +126,9 @@ def test_a_text_at_which_the_tokenizer_panics_is_an_error_with_its_length(
     part: str, step: dict[str, object]
 ) -> None:
     chat = with_tokenizer(**{part: step | {"pattern": {"Regex": "(x+x+)+y"}}})
-    with pytest.raises(ConfigError, match=r"the tokenizer fails at a text of 8\d characters: Onig"):
+    with pytest.raises(
+        ConfigError, match=r"the tokenizer fails at a text of 8\d characters: PanicException: Onig"
+    ):
         chat.opening([user("x" * 60)])
 
 
@@ -338,7 +340,7 @@ def test_a_vocabulary_outside_the_model_is_not_read(tmp_path: Path) -> None:
         (
             "tokenizer_config.json",
             b'{"unk_token": "", "tokenizer_class": "PreTrainedTokenizerFast"}',
-            "make no tokenizer: maximum recursion depth exceeded",
+            "make no tokenizer: RecursionError: maximum recursion depth exceeded",
         ),
         (
             "generation_config.json",
@@ -375,6 +377,18 @@ def test_a_question_that_becomes_very_many_tokens_is_refused() -> None:
         ConfigError, match=r"^a text of [0-9]+ characters became .* tokens; at most"
     ):
         grown.opening([user("\N{WHITE SMILING FACE}" * 200)])
+
+
+def test_a_template_that_fails_without_a_message_is_named() -> None:
+    """No integer of so many digits becomes text."""
+    template = (
+        "{% if add_generation_prompt %}{% set a = 10 %}{{ raise_exception(a ** 5000) }}{% endif %}"
+        "{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    with pytest.raises(
+        ConfigError, match=r"^the chat template refuses .* message cannot be read: "
+    ):
+        with_template(template).opening([user("7+8-3=?")])
 
 
 def test_no_settings_put_tokens_beside_a_text() -> None:

@@ -19,6 +19,7 @@ def body(**fields: object) -> bytes:
         ("head_dim", {"head_dim": 151_937}),
         ("n_embd", {"n_embd": 1e12}),
         ("num_experts", {"num_experts": 10**9}),
+        ("byte_group_size", {"byte_group_size": [3, [151_937]]}),
         ("attention_types", {"attention_types": [[["global", "local"], 75_969]]}),
         ("attention_types", {"attention_types": [[["a"], 10**5], [["a"], -(10**9)], ["b", 10**5]]}),
         ("attention_types", {"attention_types": [[[], 10**12]]}),

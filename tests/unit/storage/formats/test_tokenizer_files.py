@@ -244,6 +244,26 @@ def test_a_charsmap_in_another_form_of_base64_is_refused(charsmap: str) -> None:
         )
 
 
+def test_a_model_with_a_dropout_is_refused() -> None:
+    for none in (None, 0.0):
+        tokenizer_files.checked_file(file_of(model={"dropout": none}))
+    with pytest.raises(CorruptError, match=r"^the model of tokenizer\.json has a dropout, with"):
+        tokenizer_files.checked_file(file_of(model={"dropout": 0.001}))
+
+
+def test_many_steps_on_a_long_text_are_refused() -> None:
+    """Each may read the text that the first one made longer."""
+    longer = replace("", "b" * 255)
+    tokenizer_files.checked_file(file_of(**normalizers(longer, *[{"type": "Lowercase"}] * 509)))
+    longest = [longer, {"type": "NFD"}]  # 256 · 4
+    parts = 2**17 // 2**10 - 4  # the chain, two steps and the pattern of the first
+    tokenizer_files.checked_file(file_of(**normalizers(*longest, *[{"type": "Lowercase"}] * parts)))
+    with pytest.raises(CorruptError, match=r"or both together more than 131,072$"):
+        tokenizer_files.checked_file(
+            file_of(**normalizers(*longest, *[{"type": "Lowercase"}] * (parts + 1)))
+        )
+
+
 def test_lists_of_numbers_and_names_are_no_steps() -> None:
     roberta = {"type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 0]}
     tokens = {"[X]": {"id": "[X]", "ids": [1], "tokens": ["[X]"]}}

@@ -41,6 +41,13 @@ def test_a_value_that_is_wrong_for_rows_of_some_lengths_is_named(
         model.hidden(torch.arange(5)[None])
 
 
+def test_the_context_of_a_configuration_without_it_is_that_of_its_class() -> None:
+    gpt2 = {"model_type": "gpt2", "vocab_size": 24, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    assert opened(gpt2 | {"n_positions": 32}).positions == 32
+    assert opened(gpt2).positions == 1024
+    assert opened().positions == 64
+
+
 def test_an_untied_head_is_a_separate_tensor() -> None:
     untied = opened(MODEL_CONFIG | {"tie_word_embeddings": False})
     assert untied.tensors().keys() - opened().tensors().keys() == {"lm_head.weight"}
