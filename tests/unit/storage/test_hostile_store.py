@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rollout.agents import chat
 from rollout.agents.chat import load_chat, user
 from storage import layout
 from storage.errors import ConfigError, CorruptError
@@ -19,6 +20,7 @@ from storage.run.runs import create_run, open_run, read_all, read_run
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import manifests, publisher, reader
+from storage.written_files import write_inside
 from tasks.episodes.token_view import decoder, text_decoder
 from tasks.maintenance.export import export_model
 from tasks.recipes.run_terms import run_terms
@@ -123,10 +125,19 @@ def test_an_export_never_writes_through_a_symbolic_link(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").read_bytes() == b"{}"
 
 
-@pytest.mark.parametrize("name", ["../tokenizer.json", "/tmp/tokenizer.json", ".tokenizer.json"])
-def test_the_tokenizer_of_a_worker_consists_of_plain_file_names(name: str) -> None:
-    with pytest.raises(CorruptError, match="cannot be written into"):
-        load_chat({**base_files(), name: b"{}"})
+def test_the_tokenizer_of_a_worker_consists_of_its_own_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[str] = []
+
+    def write(folder: Path, name: str, body: bytes) -> None:
+        written.append(name)
+        write_inside(folder, name, body)
+
+    monkeypatch.setattr(chat, "write_inside", write)
+    others = ("../tokenizer.json", "/tmp/tokenizer.json", ".tokenizer.json", "config.json")
+    load_chat({**base_files(), **dict.fromkeys(others, b"{}")})
+    assert sorted(written) == ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
 
 
 @pytest.mark.parametrize(
