@@ -1,6 +1,8 @@
 """The batches of one policy, each awaited by its trainer.
 
-dataflow ──▶ batches/{policy}/{n} ──▶ trainer
+    dataflow ──▶ batches/{policy}/{n} ──▶ trainer
+
+A batch that was made and is gone is named while the trainer waits for it.
 """
 
 import time
