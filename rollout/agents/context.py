@@ -1,8 +1,7 @@
 """A growing model context: its tokens, each with owner, weights version and log-probability.
 
-    opening  ─▶  prompt tokens            owner NOT_SAMPLED
+    extend   ─▶  messages                 owner NOT_SAMPLED
     add      ─▶  an answer's tokens       owner: the policy; version and log-probability: the engine
-    extend   ─▶  the next messages        owner NOT_SAMPLED
 
 Tokens are only ever appended, so what a trainer sees is exactly what the engine consumed and
 produced.
@@ -25,28 +24,40 @@ if TYPE_CHECKING:
 class Context:
     """The tokens of one model context, until the workflow rewards it as a stored `Sequence`."""
 
-    def __init__(self, chat: Chat, messages: Items[Message], name: str = "") -> None:
+    def __init__(self, chat: Chat, name: str = "") -> None:
         self.chat = chat
         self.name = name
         self.tokens: list[int] = []
         """[L] so far."""
-        self._messages: list[Message] = list(messages)
+        self._messages: list[Message] = []
         self._policies: list[str] = []
         self._owners: list[Int8] = []
         self._versions: list[Int32] = []
         self._logprobs: list[Float32] = []
         self._temperature: float | None = None
         self._finish_reason: FinishReason = "stop"
-        self._append(chat.opening(messages))
 
-    def extend(self, messages: Items[Message]) -> None:
-        """Append messages after the last answer; only the new part of the template is tokenized."""
-        if self._messages[-1]["role"] != "assistant":
+    async def extend(self, messages: Items[Message]) -> None:
+        """Append the first messages, or those after the last answer.
+
+        Only the new part of the template is tokenized.
+        """
+        before = list(self._messages)
+        if before and before[-1]["role"] != "assistant":
             raise RuntimeError(
                 f"context {self.name!r} waits for an answer; give all messages of a turn at once"
             )
-        self._append(self.chat.continuation(self._messages, messages, self.tokens[-1]))
-        self._messages.extend(messages)
+        self._messages.extend(messages)  # now: a second call at the same time is refused
+        try:
+            tokens = await (
+                self.chat.continuation(before, messages, self.tokens[-1])
+                if before
+                else self.chat.opening(messages)
+            )
+        except BaseException:
+            del self._messages[len(before) :]
+            raise
+        self._append(tokens)
 
     def add(self, policy: str, generation: "Generation", text: str, temperature: float) -> None:
         """Append an answer of `policy`: its tokens by `generation`, and its `text`."""

@@ -7,14 +7,12 @@ A workflow handles messages, answers and rewards. Tokens, log-probabilities and 
 from the engine into the turn's context, and from there into the stored sequence.
 """
 
-import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from rollout.agents.chat import INLINE_CHARS_MAX, Chat, Message
+from rollout.agents.chat import Chat, Message
 from rollout.agents.context import Context
 from rollout.agents.failures import ModelFailedError
 from rollout.agents.seeds import derived_seed
@@ -27,8 +25,6 @@ from rollout.engines.engine import (
 )
 from storage.errors import ConfigError
 from storage.records.rollouts import Episode, FinishReason, Prompt
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,17 +75,14 @@ class Agent:
         """
         player = self._player
         if context is None:
-            context = await _tokenized(
-                player.chat, messages, partial(Context, player.chat, messages, name)
-            )
+            context = Context(player.chat, name)
         elif context.chat is not player.chat:
             raise ConfigError(
                 f"policy {player.policy} cannot continue context {context.name!r}, which was begun "
                 "with another tokenizer; give it a new context, or base both policies on one "
                 "tokenizer"
             )
-        else:
-            await _tokenized(player.chat, messages, partial(context.extend, messages))
+        await context.extend(messages)
         tokens = tuple(context.tokens)
         call = self._calls.next()
         try:
@@ -110,7 +103,7 @@ class Agent:
                 f"context {context.name!r} was continued twice at once; its turns must follow one "
                 "another"
             )
-        text = player.chat.text(generation.tokens.tolist())
+        text = await player.chat.text(generation.tokens.tolist())
         context.add(player.policy, generation, text, player.sampling.temperature)
         return AgentTurn(text, tuple(generation.tokens.tolist()), generation.finish_reason, context)
 
@@ -124,14 +117,6 @@ class Agent:
             stop_ids=self._player.chat.stop_ids,
             seed=seed,
         )
-
-
-async def _tokenized(chat: Chat, messages: Sequence[Message], tokenize: Callable[[], T]) -> T:
-    """Return the result of `tokenize`, which is called in a thread where the messages are long."""
-    if sum(len(str(text)) for message in messages for text in message.values()) <= INLINE_CHARS_MAX:
-        return tokenize()
-    async with chat.long_texts:
-        return await asyncio.to_thread(tokenize)
 
 
 class CallCounter:

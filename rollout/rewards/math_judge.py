@@ -12,29 +12,26 @@ One JSON object per line. The first line that the child writes is `{"ready": tru
 `{"failed": reason}` before it exits. The child exits at the end of its standard input, and so no
 later than its parent.
 
-math-verify may compute without end, in Python and in C. A timeout counts the CPU time of this
-process, so it does not depend on the machine's load. The kernel enforces it: it ends the process
-with SIGPROF, by which the parent recognizes a timeout. An exception within Python would leave
-sympy's caches incomplete, which falsifies later comparisons.
+math-verify may compute without end, in Python and in C. The kernel ends the process after its CPU
+time: an exception within Python would leave sympy's caches incomplete, which falsifies later
+comparisons.
 """
 
 import json
 import logging
-import os
-import resource
-import signal
 import sys
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, lru_cache, partial
 from inspect import signature
 from random import Random
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal
 
 import psutil
 
 from rollout.rewards.math_answers.comparison import equal
 from rollout.rewards.math_answers.numbers import is_long_decimal, read_number
+from storage.machine.child_limits import limit_cpu, limit_memory, open_replies, reply
 
 MEMORY_BYTES_MAX: Final = 2 << 30
 START_CPU_S: Final = 120.0
@@ -53,35 +50,31 @@ POINTS: Final = 3
 
 
 def main() -> None:
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    # Output of the libraries must not be among the replies.
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    _limit_memory()
-    _limit_cpu(START_CPU_S)
-    # Ctrl-C in a terminal reaches children too; the parent ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    replies = open_replies()
+    limit_memory(MEMORY_BYTES_MAX)
+    limit_cpu(START_CPU_S)
     try:
         import math_verify  # noqa: F401 -- the import takes most of the start
     except ImportError as error:
-        _reply(replies, {"failed": str(error)})
+        reply(replies, {"failed": str(error)})
         return
     # It warns that its own timeout is off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    _limit_cpu(0)
-    _reply(replies, {"ready": True})
+    limit_cpu(0)
+    reply(replies, {"ready": True})
     is_new = True
     for line in sys.stdin:
         request = json.loads(line)
-        _limit_cpu(request["timeout_s"])
+        limit_cpu(request["timeout_s"])
         try:
             verdict, is_full = judge(request["answer"], request["reference"]), False
         except MemoryError:
             verdict, is_full = False, True
-        _limit_cpu(0)
+        limit_cpu(0)
         is_full = is_full or _peak_bytes() > RESIDENT_BYTES_MAX
         if is_full and not is_new:
             return
-        _reply(replies, {"equal": verdict, **({"last": True} if is_full else {})})
+        reply(replies, {"equal": verdict, **({"last": True} if is_full else {})})
         if is_full:
             return
         is_new = False
@@ -307,17 +300,6 @@ def _terms_differ(gold: Any, answer: Any) -> bool:
     return any(abs(each - ratios[0]) > RELATIVE_TOLERANCE * abs(ratios[0]) for each in ratios)
 
 
-def _limit_cpu(seconds: float) -> None:
-    """Make the kernel end this process after `seconds` of CPU time; 0 removes the limit."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF has no handler here
-
-
-def _limit_memory() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY or hard > MEMORY_BYTES_MAX:
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, hard))
-
-
 def _peak_bytes() -> int:
     """Return the peak of resident memory; where the kernel does not report it, the current size.
 
@@ -330,11 +312,6 @@ def _peak_bytes() -> int:
     except OSError:
         peaks = []
     return int(peaks[0]) << 10 if peaks else int(psutil.Process().memory_info().rss)
-
-
-def _reply(replies: TextIO, message: dict[str, Any]) -> None:
-    replies.write(json.dumps(message) + "\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

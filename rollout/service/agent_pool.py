@@ -9,11 +9,12 @@ Rollout workers keep the weights of the engines fresh; the evaluation loads exac
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from contextvars import copy_context
 from functools import partial
 
-from rollout.agents.chat import Chat, load_chat
+from rollout.agents.chat import Chat
+from rollout.agents.chat_process import ChatProcess
 from rollout.agents.workflow import Player, Workflow
 from rollout.config import EngineConfig, RolloutConfig, SamplingConfig
 from rollout.engines.engine import Engine, make_engine
@@ -115,12 +116,14 @@ class AgentPool:
         )
 
     async def close(self) -> None:
-        """End the engines and the processes of the reward.
+        """End the engines, the chats, and the processes of the reward.
 
         A reward whose `close` does not return is abandoned after CLOSE_LIMIT_S.
         """
         for engine in self.engines.values():
             await engine.close()
+        for chat in {player.chat for player in self.players.values()}:
+            await in_system_thread(chat.close)
         call = partial(copy_context().run, self._reward.close)
         closing = asyncio.get_running_loop().run_in_executor(UserThreads(1), call)
         await asyncio.wait([closing], timeout=CLOSE_LIMIT_S)
@@ -179,17 +182,20 @@ def make_agent_pool(
     workflow = make_workflow(config.workflow, reward)
     policy_of = policies_by_role(workflow, config.workflow, sampling)
     files_of = {policy: fetch_files(policy) for policy in dict.fromkeys(policy_of.values())}
-    chats: dict[frozenset[tuple[str, bytes]], Chat] = {}
-    players: dict[str, Player] = {}
-    engine_of = placed(config.engine, tuple(sampling))
-    for policy, files in files_of.items():
-        content = frozenset(files.items())
-        if content not in chats:
-            # Policies with equal files share one chat, and may continue each other's contexts.
-            chats[content] = load_chat(files)
-        beside = next((player.engine for player in players.values()), None)
-        engine = _engine(engine_of[policy], policy, files, beside)
-        players[policy] = Player(policy, engine, chats[content], sampling[policy])
+    with ExitStack() as undo:
+        chats: dict[frozenset[tuple[str, bytes]], Chat] = {}
+        players: dict[str, Player] = {}
+        engine_of = placed(config.engine, tuple(sampling))
+        for policy, files in files_of.items():
+            content = frozenset(files.items())
+            if content not in chats:
+                # Policies with equal files share one chat, and may continue each other's contexts.
+                chats[content] = ChatProcess(files)
+                undo.callback(chats[content].close)
+            beside = next((player.engine for player in players.values()), None)
+            engine = _engine(engine_of[policy], policy, files, beside)
+            players[policy] = Player(policy, engine, chats[content], sampling[policy])
+        undo.pop_all()
     return AgentPool(
         workflow,
         reward,

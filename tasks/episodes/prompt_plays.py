@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.records.rollouts import Episode, Prompt
+from tasks.episodes.decoder import Decoders
 from tasks.episodes.index import IndexedShard, PlayedEpisode
 from tasks.episodes.selection import Selection
-from tasks.episodes.token_view import TokenTexts
 
 ANSWER_TOKENS = 256
 """Last tokens that are decoded of an answer; a small shard may have millions."""
@@ -40,7 +40,7 @@ class PromptPlay:
 
 
 def prompt_plays(
-    shards: Iterable[IndexedShard], selection: Selection, texts: TokenTexts
+    shards: Iterable[IndexedShard], selection: Selection, decoders: Decoders
 ) -> Iterator[PromptPlay]:
     """Yield the groups with selected episodes, in the order of `shards`."""
     for indexed in shards:
@@ -55,18 +55,18 @@ def prompt_plays(
                 prompt=group.prompt,
                 episodes=tuple(episodes),
                 answers={
-                    each.episode: _answer(group.episodes[each.episode], each, texts)
+                    each.episode: _answer(group.episodes[each.episode], each, decoders)
                     for each in episodes
                 },
             )
 
 
-def _answer(episode: Episode, played: PlayedEpisode, texts: TokenTexts) -> str:
+def _answer(episode: Episode, played: PlayedEpisode, decoders: Decoders) -> str:
     """Return the end of the text that was sampled in the last sequence."""
     if not played.sequences:
         return ""
     last = played.sequences[-1]
     sequence = episode.sequences[last.place]
-    decode = texts.of(last.policy)
+    decode = decoders.of(last.policy).token
     sampled = sequence.tokens[sequence.owners >= 0][-ANSWER_TOKENS:]
     return "".join(decode(token) for token in sampled.tolist())

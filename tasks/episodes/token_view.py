@@ -5,33 +5,27 @@ The shard has all but the advantages, which are in the batches that trained on t
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
 from storage.errors import UNREADABLE, NotFoundError
-from storage.formats import token_texts, tokenizer_files
 from storage.records.batches import Batch, SequenceKey
 from storage.records.rollouts import NOT_SAMPLED, Episode, Sequence
 from storage.records.types import Float32
 from storage.run import batches
 from storage.store.object_store import ObjectStore
-from storage.weights import reader
+from tasks.episodes.decoder import Decoders
 from tasks.episodes.index import PlayedEpisode, PlayedSequence
 
 log = logging.getLogger(__name__)
 
-Decode = Callable[[int], str]
 BATCHES_KEPT = 16
 TOKENS_MAX = 2**18
 """Tokens of one episode that are viewed; a small shard may have millions."""
 SEQUENCE_TOKENS = 8
 """As many tokens, a sequence counts in addition to its own."""
-TOKEN_TEXT_MAX = 256
-"""Characters of one token's text; those of common models have some hundred at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +58,6 @@ class ViewedSequence:
     num_tokens: int
     tokens: tuple[ViewedToken, ...]
     """The first ones, where the limit of the episode ends."""
-
-
-class TokenTexts:
-    """Texts of tokens, by the tokenizer of each policy's version 0."""
-
-    def __init__(self, run: ObjectStore) -> None:
-        self.of = cache(partial(decoder, run))
-        """policy → a function from a token to its text."""
 
 
 class Advantages:
@@ -122,7 +108,7 @@ class Advantages:
 def view(
     episode: Episode,
     played: PlayedEpisode,
-    texts: TokenTexts,
+    decoders: Decoders,
     advantages: Advantages,
     tokens_max: int = TOKENS_MAX,
 ) -> Iterator[ViewedSequence]:
@@ -138,7 +124,7 @@ def view(
             SequenceKey(played.order, played.group, played.episode, place),
             sequence,
             tuple(played_at[place]),
-            texts,
+            decoders,
             advantages,
             left,
         )
@@ -149,7 +135,7 @@ def _sequence(
     key: SequenceKey,
     sequence: Sequence,
     played: tuple[PlayedSequence, ...],
-    texts: TokenTexts,
+    decoders: Decoders,
     advantages: Advantages,
     tokens_max: int,
 ) -> ViewedSequence:
@@ -159,7 +145,7 @@ def _sequence(
         if found is not None and len(found) == len(values):
             own = sequence.loss_mask & (sequence.owners == sequence.policies.index(each.policy))
             values[own] = found[own]
-    decode = texts.of(played[0].policy) if played else texts.of("")
+    decode = decoders.of(played[0].policy if played else "").token
     tokens = zip(
         *(
             values_of[:tokens_max].tolist()
@@ -199,63 +185,3 @@ def _sequence(
 
 def _is_trained(played: PlayedSequence) -> bool:
     return played.fate.fate == "trained"
-
-
-def decoder(run: ObjectStore, policy: str) -> Decode:
-    """A function from a token to its text, by the `tokenizer.json` of version 0.
-
-    Without a readable tokenizer the text is the token's number.
-    """
-    tokenizer = _tokenizer(run, policy)
-    if tokenizer is None:
-        return _number
-    return cache(lambda token: _text(tokenizer, [token])[:TOKEN_TEXT_MAX])
-
-
-def text_decoder(run: ObjectStore, policy: str) -> Callable[[list[int]], str]:
-    """A function from consecutive tokens to their text; otherwise as `decoder`.
-
-    Tokens that are parts of one character are decoded together.
-    """
-    tokenizer = _tokenizer(run, policy)
-    if tokenizer is None:
-        return lambda tokens: "".join(map(_number, tokens))
-    return lambda tokens: _text(tokenizer, tokens)
-
-
-def _text(tokenizer: Any, tokens: list[int]) -> str:
-    try:
-        return str(tokenizer.decode(tokens, skip_special_tokens=False))
-    except BaseException as error:  # tokenizers raises Exception; a panic is none
-        if not token_texts.is_failure(error):
-            raise
-        return "".join(map(_number, tokens))
-
-
-def _number(token: int) -> str:
-    return f"⟨{token}⟩"
-
-
-def _tokenizer(run: ObjectStore, policy: str) -> Any:
-    """Return the tokenizer of a policy's version 0; None without a readable one."""
-    try:
-        files = reader.fetch_files(run, policy, 0) if policy else {}
-    except (NotFoundError, *UNREADABLE):
-        files = {}
-    if tokenizer_files.TOKENIZER in files:
-        from tokenizers import Tokenizer
-
-        try:
-            body = tokenizer_files.checked_file(files[tokenizer_files.TOKENIZER])
-            tokenizer = Tokenizer.from_str(body.decode())
-            token_texts.check(tokenizer)
-            return tokenizer
-        except BaseException as error:  # tokenizers raises Exception; a panic is none
-            if not token_texts.is_failure(error):
-                raise
-            log.warning(
-                "tokens are shown as numbers: the tokenizer.json of %s cannot be read: %s",
-                policy,
-                error,
-            )
-    return None

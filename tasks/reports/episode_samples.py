@@ -13,7 +13,7 @@ from storage.errors import UNREADABLE, NotFoundError
 from storage.records.rollouts import NOT_SAMPLED, Episode, FailureKind, Sequence, Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore
-from tasks.episodes.token_view import Decode, decoder
+from tasks.episodes.decoder import Decoder
 from tasks.monitoring.training_curves import sample
 
 PHASES = ("early", "middle", "late")
@@ -84,13 +84,13 @@ def sample_episodes(run: ObjectStore, orders: Many[int], policy: str) -> list[Ep
         orders: orders with a shard, ascending.
         policy: its tokenizer decodes the tokens.
     """
-    decode = decoder(run, policy)
+    decoder = Decoder(run, policy)
     samples: list[EpisodeSample] = []
     for phase, numbers in _phases(orders):
         candidates: list[EpisodeSample] = []
         for number in numbers:
             try:
-                candidates += _of_shard(shards.read(run, number), phase, decode)
+                candidates += _of_shard(shards.read(run, number), phase, decoder)
             except (NotFoundError, *UNREADABLE):
                 continue
         samples += _varied(candidates, EPISODES_PER_PHASE)
@@ -114,7 +114,7 @@ def _phases(orders: Many[int]) -> Iterator[tuple[str, list[int]]]:
         yield phase, [part[place] for place in sample(len(part), ORDERS_PER_PHASE)]
 
 
-def _of_shard(shard: Shard, phase: str, decode: Decode) -> Iterator[EpisodeSample]:
+def _of_shard(shard: Shard, phase: str, decoder: Decoder) -> Iterator[EpisodeSample]:
     """The first episode of each outcome, of every group, up to SHARD_TOKENS_MAX."""
     num_tokens = 0
     for index, group in enumerate(shard.groups):
@@ -124,7 +124,7 @@ def _of_shard(shard: Shard, phase: str, decode: Decode) -> Iterator[EpisodeSampl
             if outcome in outcomes:
                 continue
             outcomes.add(outcome)
-            turns = tuple(_turns(episode, decode))
+            turns = tuple(_turns(episode, decoder))
             yield EpisodeSample(
                 phase=phase,
                 outcome=outcome,
@@ -168,11 +168,11 @@ def _versions(episode: Episode) -> dict[str, tuple[int, int]]:
     return ranges
 
 
-def _turns(episode: Episode, decode: Decode) -> Iterator[TurnText]:
+def _turns(episode: Episode, decoder: Decoder) -> Iterator[TurnText]:
     """The first sequences of the episode, with about TOKENS_MAX tokens together."""
     num_tokens = 0
     for sequence in episode.sequences:
-        yield _turn(sequence, decode)
+        yield _turn(sequence, decoder)
         num_tokens += 1 + _num_shown(len(sequence.tokens))
         if num_tokens > TOKENS_MAX:
             return
@@ -182,8 +182,8 @@ def _num_shown(num_tokens: int) -> int:
     return min(num_tokens, TOKENS_PER_SEQUENCE_MAX)
 
 
-def _turn(sequence: Sequence, decode: Decode) -> TurnText:
-    pieces = tuple(_pieces(sequence, decode))
+def _turn(sequence: Sequence, decoder: Decoder) -> TurnText:
+    pieces = tuple(_pieces(sequence, decoder))
     return TurnText(
         name=sequence.name,
         policies=tuple(dict.fromkeys(piece.policy for piece in pieces if piece.policy)),
@@ -194,7 +194,7 @@ def _turn(sequence: Sequence, decode: Decode) -> TurnText:
     )
 
 
-def _pieces(sequence: Sequence, decode: Decode) -> Iterator[Piece]:
+def _pieces(sequence: Sequence, decoder: Decoder) -> Iterator[Piece]:
     """Runs of tokens with the same owner and version; the middle of a long sequence left out."""
     length = len(sequence.tokens)
     head = tail = length
@@ -211,7 +211,7 @@ def _pieces(sequence: Sequence, decode: Decode) -> Iterator[Piece]:
             owner, version = _owner_and_version(sequence, before)
             policy = "" if owner == NOT_SAMPLED else sequence.policies[owner]
             tokens = [
-                (decode(int(sequence.tokens[at])), float(sequence.logprobs[at]))
+                (decoder.token(int(sequence.tokens[at])), float(sequence.logprobs[at]))
                 for at in places[start:index]
             ]
             if 0 <= before + 1 < here:

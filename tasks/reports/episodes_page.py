@@ -25,13 +25,13 @@ from storage import layout
 from storage.errors import ConfigError
 from storage.store.object_store import ObjectStore
 from storage.written_files import TEMPORARY_PREFIX
+from tasks.episodes.decoder import Decoders
 from tasks.episodes.index import EpisodeIndex, IndexedShard, PlayedEpisode
 from tasks.episodes.selection import FATES, Selection
 from tasks.episodes.token_view import (
     SEQUENCE_TOKENS,
     TOKENS_MAX,
     Advantages,
-    TokenTexts,
     ViewedSequence,
     ViewedToken,
     view,
@@ -125,7 +125,7 @@ def check_folder(folder: Path) -> None:
 
 def _write(run: ObjectStore, run_id: str, selection: Selection, folder: Path) -> int:
     index, words = EpisodeIndex(run), _Words()
-    texts, advantages = TokenTexts(run), Advantages(run)
+    decoders, advantages = Decoders(run), Advantages(run)
     num_episodes, chunk = 0, 0
     rows: list[list[Any]] = []
     for indexed in index.shards(newest_first=True):
@@ -133,7 +133,7 @@ def _write(run: ObjectStore, run_id: str, selection: Selection, folder: Path) ->
         if not selected:
             continue
         order = indexed.shard.order
-        described = _shard(indexed, selected, texts, advantages, words)
+        described = _shard(indexed, selected, decoders, advantages, words)
         _write_call(folder / DATA / f"shard-{order}.js", "shard", order, described)
         rows += [_row(episode, words) for episode in selected]
         num_episodes += len(selected)
@@ -211,7 +211,7 @@ def _row(episode: PlayedEpisode, words: _Words) -> list[Any]:
 def _shard(
     indexed: IndexedShard,
     selected: list[PlayedEpisode],
-    texts: TokenTexts,
+    decoders: Decoders,
     advantages: Advantages,
     words: _Words,
 ) -> Iterator[str]:
@@ -227,7 +227,7 @@ def _shard(
         episode = groups[played.group].episodes[played.episode]
         size = sum(SEQUENCE_TOKENS + len(sequence.tokens) for sequence in episode.sequences)
         is_cut |= size > min(left, TOKENS_MAX)
-        for turn in view(episode, played, texts, advantages, min(left, TOKENS_MAX)):
+        for turn in view(episode, played, decoders, advantages, min(left, TOKENS_MAX)):
             left -= SEQUENCE_TOKENS + len(turn.tokens)
             yield _turn(turn, words)
 

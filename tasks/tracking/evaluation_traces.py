@@ -9,13 +9,12 @@ all stored. Traces after it may be logged again, which replaces them.
 import logging
 import time
 from collections.abc import Callable, Iterator
-from functools import cache, partial
 from itertools import islice
 
 from storage.errors import UNREADABLE, NotFoundError
 from storage.run import evaluation_samples, evaluations
 from storage.store.object_store import ObjectStore
-from tasks.episodes.token_view import text_decoder
+from tasks.episodes.decoder import Decoders
 from tasks.tracking.episode_traces import EpisodeTrace, episode_traces
 from tasks.tracking.mlflow_client import PARENT, Board, MlflowError
 
@@ -54,7 +53,7 @@ class EvaluationTraces:
         self._tries = 0
         self._left_out = 0
         self._logged_failure = False
-        self._decoder = cache(partial(text_decoder, run))
+        self._decoders = Decoders(run)
 
     def send(self, board: Board) -> None:
         """Send traces for at most SEND_S; the first one at any rate.
@@ -128,4 +127,4 @@ class EvaluationTraces:
             yield from episode_traces(self._run_id, evaluation, sample, self._text)
 
     def _text(self, policy: str, tokens: list[int]) -> str:
-        return self._decoder(policy)(tokens)
+        return self._decoders.of(policy).text(tokens)

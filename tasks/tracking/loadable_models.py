@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from storage.formats import token_texts, tokenizer_files
+from rollout.agents.chat_process import check_tokenizer
+from storage.formats import tokenizer_files
 from storage.records.promotions import TeamVersion
 from storage.run import runs
 from storage.store.object_store import ObjectStore
@@ -103,7 +104,7 @@ def _save_copy(files: Path, model: Path, tags: Mapping[str, str]) -> None:
             metadata=dict(tags),
         )
     except BaseException as error:  # transformers raises anything; a panic is no Exception
-        if not token_texts.is_failure(error):
+        if not tokenizer_files.is_failure(error):
             raise
         log.warning(
             "%s is registered as plain files, which MLflow cannot load: %s: %s",
@@ -120,8 +121,14 @@ def _save_copy(files: Path, model: Path, tags: Mapping[str, str]) -> None:
 def _restrict_tokenizer(folder: Path) -> None:
     """Write the files into a folder with which its tokenizer is loaded as workers load it.
 
-    Raises CorruptError where it must not be loaded (`tokenizer_files`).
+    MLflow loads it in this process: raises ConfigError where that would take very long, or very
+    much memory.
     """
-    files = {file.name: file.read_bytes() for file in folder.glob("*.json")}
-    for name, body in tokenizer_files.checked_files(files).items():
+    files = {
+        name: (folder / name).read_bytes()
+        for name in tokenizer_files.FILES
+        if (folder / name).exists()
+    }
+    check_tokenizer(files)
+    for name, body in tokenizer_files.restricted(files).items():
         write_inside(folder, name, body)

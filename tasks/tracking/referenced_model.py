@@ -96,7 +96,8 @@ def _load_pyfunc(path: str) -> ReferencedModel:
         CorruptError: `reference.json` or a weights file is damaged, or `config.json` is missing or
             describes another model.
     """
-    from rollout.agents.chat import load_tokenizer
+    from rollout.agents.chat_process import check_tokenizer
+    from rollout.agents.template_chat import load_tokenizer
     from tasks.maintenance.export import export_model
     from trainer.engines.torch.hf_building import check_fit
 
@@ -112,9 +113,11 @@ def _load_pyfunc(path: str) -> ReferencedModel:
     with tempfile.TemporaryDirectory(prefix="astraflow-model-") as temporary:
         folder = Path(temporary)
         export_model(run, reference.policy, reference.version, folder)
-        tokenizer = load_tokenizer(
-            {file.name: file.read_bytes() for file in folder.iterdir() if file.name != WEIGHTS_FILE}
-        )
+        files = {
+            file.name: file.read_bytes() for file in folder.iterdir() if file.name != WEIGHTS_FILE
+        }
+        check_tokenizer(files)
+        tokenizer = load_tokenizer(files)
         if not (folder / MODEL_CONFIG).exists():
             raise CorruptError(f"version 0 of {reference.policy} has no {MODEL_CONFIG}")
         model_config = parse((folder / MODEL_CONFIG).read_bytes(), MODEL_CONFIG)

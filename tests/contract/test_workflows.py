@@ -15,7 +15,14 @@ from rollout.workflows.actor_and_verify import ActorAndVerify, read_verdict
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError
 from storage.records.rollouts import NOT_SAMPLED, Episode, Prompt
-from tests.support.runs.fakes import ScriptedEngine, lines, pool_of, scripted_player, solve
+from tests.support.runs.fakes import (
+    ScriptedEngine,
+    lines,
+    pool_of,
+    scripted_player,
+    solve,
+    tiny_chat,
+)
 
 PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})
 RIGHT, WRONG, MUTE = "7+8=15\n15-3=12\n\\boxed{12}", "\\boxed{13}", "no idea"
@@ -29,11 +36,11 @@ async def team(solver: tuple[str, ...], verifier: tuple[str, ...]) -> tuple[Epis
         "verifier": scripted_player("verifier", lines(*verifier), version=5),
     }
     episode = await run_episode(pool_of(ActorAndVerify(MathReward(5.0)), **players), PROMPT, seed=0)
-    chat = players["solver"].chat
+    tokenizer = tiny_chat().local._tokenizer
     requested: list[str] = []
     for player in players.values():
         assert isinstance(player.engine, ScriptedEngine)
-        requested += [chat._tokenizer.decode(list(tokens)) for tokens, _ in player.engine.asked]
+        requested += [tokenizer.decode(list(tokens)) for tokens, _ in player.engine.asked]
     return episode, requested
 
 

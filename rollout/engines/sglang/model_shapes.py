@@ -4,14 +4,25 @@ ignores unknown names, and keeps what it has for missing ones.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import dump
 from storage.formats.model_config import check_sizes, without_code
+from storage.formats.plain_model import is_plain
+from storage.machine.child_limits import MEMORY_BYTES_MAX
+from storage.machine.limited_process import (
+    ProcessDiedError,
+    ProcessTimeoutError,
+    answered,
+    result,
+)
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 
+SHAPES_CHILD: Final = "rollout.engines.sglang.shapes_child"
+BUILD_CPU_S: Final = 60.0
+"""CPU seconds in which a model is built without memory for tensors. Common ones take a few."""
 NAMES_SHOWN_MAX = 5
 SPARE_TENSORS = 1000
 """So many more may be built than the weights have, so that missing ones are named."""
@@ -25,16 +36,40 @@ def model_shapes(
     """Return name → shape of all tensors, and the names that may be absent because they are tied.
 
     The model is built on the meta device, without memory for tensors, unless its sizes cannot be
-    those of tensors with the shapes `given`: absurd ones take neither memory nor time.
+    those of tensors with the shapes `given`: absurd ones take neither memory nor time. One whose
+    configuration is not plain is built in a child process.
 
     Raises:
-        ConfigError: transformers cannot build the model, or its sizes are absurd.
+        ConfigError: transformers cannot build the model, or needs too much time or memory for it,
+            or its sizes are absurd.
     """
     try:
         check_sizes(dump(model_config), given, "config.json")
     except CorruptError as error:
         raise ConfigError(str(error)) from error
-    with _limited_parameters(len(given)):
+    if is_plain(model_config):
+        return built_shapes(model_config, len(given))
+    return _built_in_process(model_config, len(given))
+
+
+def _built_in_process(model_config: Json, num_tensors: int) -> tuple[Shapes, frozenset[str]]:
+    """Call `built_shapes` in a child process with limits."""
+    from rollout.engines.sglang.shapes_child import ERRORS
+
+    question = {"model_config": model_config, "num_tensors": num_tensors, "cpu_s": BUILD_CPU_S}
+    try:
+        shapes, tied = result(answered(SHAPES_CHILD, question), ERRORS)
+    except (ProcessTimeoutError, ProcessDiedError) as error:
+        raise ConfigError(
+            f"transformers cannot build the model of this config.json within {BUILD_CPU_S:g} s of "
+            f"CPU time and {MEMORY_BYTES_MAX >> 20:,} MiB beside its tensors: {error}"
+        ) from error
+    return {name: tuple(shape) for name, shape in shapes.items()}, frozenset(tied)
+
+
+def built_shapes(model_config: Json, num_tensors: int) -> tuple[Shapes, frozenset[str]]:
+    """Return what `model_shapes` returns; `num_tensors` limits the parameters that are made."""
+    with _limited_parameters(num_tensors):
         model = _skeleton(model_config)
     state = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}

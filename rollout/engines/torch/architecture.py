@@ -11,13 +11,24 @@ Any feature that `decoder.py` does not compute exactly is an error that names th
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
 from storage.errors import ConfigError
+from storage.formats.plain_model import is_plain
+from storage.machine.child_limits import MEMORY_BYTES_MAX
+from storage.machine.limited_process import (
+    ProcessDiedError,
+    ProcessTimeoutError,
+    answered,
+    result,
+)
 from storage.records.types import Json
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 VALUE_CHARS_SHOWN = 80
+CONFIG_CHILD: Final = "rollout.engines.torch.config_child"
+CONFIG_CPU_S: Final = 30.0
+"""CPU seconds in which a configuration is read. Common ones take a millisecond."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +66,7 @@ def read_architecture(config: Json) -> Architecture:
             f"the torch engine does not implement model_type {family!r}; it runs "
             f"{', '.join(FAMILIES)}. Choose such a model, or another rollout.engine"
         )
-    full = _with_defaults(config)
+    full = completed(config) if is_plain(config) else _completed_in_process(config)
     _refuse(full, "hidden_act", full.get("hidden_act") != "silu")
     _refuse(full, "mlp_bias", bool(full.get("mlp_bias")))
     kinds = full.get("layer_types") or []
@@ -93,7 +104,21 @@ def read_architecture(config: Json) -> Architecture:
     )
 
 
-def _with_defaults(config: Json) -> dict[str, Any]:
+def _completed_in_process(config: Json) -> Json:
+    """Call `completed` in a child process with limits."""
+    from rollout.engines.torch.config_child import ERRORS
+
+    try:
+        answer = answered(CONFIG_CHILD, {"config": config, "cpu_s": CONFIG_CPU_S})
+    except (ProcessTimeoutError, ProcessDiedError) as error:
+        raise ConfigError(
+            f"the model's config.json cannot be read within {CONFIG_CPU_S:g} s of CPU time and "
+            f"{MEMORY_BYTES_MAX >> 20:,} MiB: {error}; correct it"
+        ) from error
+    return dict(result(answer, ERRORS))
+
+
+def completed(config: Json) -> Json:
     """Complete a `config.json` by transformers: defaults of its family, one form of RoPE's keys."""
     from transformers import AutoConfig
 

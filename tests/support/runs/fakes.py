@@ -15,7 +15,8 @@ from pkgutil import resolve_name
 
 import numpy as np
 
-from rollout.agents.chat import Chat, load_chat
+from rollout.agents.chat import Message
+from rollout.agents.template_chat import TemplateChat, load_chat
 from rollout.agents.workflow import Player, Workflow
 from rollout.config import EngineConfig, SamplingConfig
 from rollout.engines.engine import (
@@ -146,9 +147,31 @@ def publish_base(
         publisher.publish(run, policy, 0, tensors(0), extra_files=base_files(script, delay_s))
 
 
+class LocalChat:
+    """A chat in this process: the tokenizer of scripted players is no stranger's."""
+
+    def __init__(self, local: TemplateChat) -> None:
+        self.local = local
+        self.stop_ids = local.stop_ids
+
+    async def opening(self, messages: Sequence[Message]) -> list[int]:
+        return self.local.opening(messages)
+
+    async def continuation(
+        self, before: Sequence[Message], new: Sequence[Message], last_token: int
+    ) -> list[int]:
+        return self.local.continuation(before, new, last_token)
+
+    async def text(self, tokens: Sequence[int]) -> str:
+        return self.local.text(tokens)
+
+    def close(self) -> None:
+        pass
+
+
 @cache
-def tiny_chat() -> Chat:
-    return load_chat(base_files())
+def tiny_chat() -> LocalChat:
+    return LocalChat(load_chat(base_files()))
 
 
 def scripted_player(

@@ -4,13 +4,15 @@ import pytest
 
 from data_ops.algorithms import policy_groups
 from data_ops.prompts import parquet, path, rows, source, window
-from rollout.agents import chat
+from rollout.agents import chat_process
 from storage.formats import arrow_sizes, json_objects, json_values, tensor_set
+from storage.machine import child_limits
 from storage.run import prompt_windows
 from storage.store import backend, source_files
 from tasks.recipes import source as recipe_source
 from tasks.recipes import yaml_file
 from tests.support.checkout import ROOT
+from trainer.engines.torch import hf_building
 
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 WINDOW_BYTES = window.DataWindow.model_fields["bytes_max"].default
@@ -39,7 +41,10 @@ WINDOW_BYTES = window.DataWindow.model_fields["bytes_max"].default
         f"a log-probability that cannot be sampled (above {policy_groups.LOGPROB_MAX:g}, below "
         f"−{-policy_groups.LOGPROB_MIN:g})",
         f"one with more than {json_values.VALUES_MAX:,} values",
-        f"texts of more than {chat.INLINE_CHARS_MAX:,} characters are tokenized in a thread",
+        f"{child_limits.MEMORY_BYTES_MAX / 2**30:g} GiB of memory beyond its libraries: "
+        f"{chat_process.LOAD_CPU_S:g} s of CPU time to load it, {chat_process.TEXT_CPU_S:g} s and "
+        f"{1000 * chat_process.PART_CPU_S:g} ms for each character",
+        f"a child process with {hf_building.BUILD_CPU_S:g} s of CPU time and 2 GiB makes it",
     ],
 )
 def test_each_limit_on_the_page_equals_that_of_the_code(words: str) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from rollout.agents import chat
-from rollout.agents.chat import load_chat, user
+from rollout.agents import template_chat
+from rollout.agents.chat import user
+from rollout.agents.chat_process import ChatProcess
+from rollout.agents.template_chat import load_chat
 from storage import layout
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import seal
@@ -21,7 +23,7 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import manifests, publisher, reader
 from storage.written_files import write_inside
-from tasks.episodes.token_view import decoder, text_decoder
+from tasks.episodes.decoder import Decoder
 from tasks.maintenance.export import export_model
 from tasks.recipes.run_terms import run_terms
 from tests.support.runs.builders import tensors
@@ -63,14 +65,14 @@ def test_a_report_never_writes_the_files_named_by_a_manifest(tmp_path: Path) -> 
     small_run = SmallRun("hostile-report")
     small_run.version("solver", 0, {"tokenizer_config.json": b"{}"})
     add_file(small_run.run, "solver", 0, evil_name(tmp_path), b"evil")
-    assert decoder(small_run.run, "solver")(7) == "⟨7⟩"
+    assert Decoder(small_run.run, "solver").token(7) == "⟨7⟩"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_invalid_tokenizer_does_not_prevent_the_report() -> None:
     small_run = SmallRun("hostile-tokenizer")
     small_run.version("solver", 0, {"tokenizer.json": b'{"model": 1}'})
-    assert decoder(small_run.run, "solver")(7) == "⟨7⟩"
+    assert Decoder(small_run.run, "solver").token(7) == "⟨7⟩"
 
 
 def test_a_tokenizer_that_panics_does_not_prevent_the_report() -> None:
@@ -80,37 +82,65 @@ def test_a_tokenizer_that_panics_does_not_prevent_the_report() -> None:
     tokenizer = json.dumps({"version": "1.0", "decoder": decoding, "model": model}).encode()
     small_run = SmallRun("hostile-decoder")
     small_run.version("solver", 0, {"tokenizer.json": tokenizer})
-    assert decoder(small_run.run, "solver")(7) == "⟨7⟩"
-    assert text_decoder(small_run.run, "solver")([7, 7]) == "⟨7⟩⟨7⟩"
+    assert Decoder(small_run.run, "solver").token(7) == "⟨7⟩"
+    assert Decoder(small_run.run, "solver").text([7, 7]) == "⟨7⟩⟨7⟩"
 
 
-DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1_000}
+ADDED = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
+MULTIPLIED = {"type": "Sequence", "normalizers": [LONGER] * 5}
+"""Makes a petabyte of one character."""
 HOSTILE_TOKENIZERS = {
     # An added token is normalized when the file is loaded.
     "a long added token": {
-        "normalizer": {"type": "Sequence", "normalizers": [DOUBLING] * 40},
-        "added_tokens": [
-            {
-                **dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False),
-                **{"id": 7, "content": "a", "normalized": True},
-            }
-        ],
+        "normalizer": MULTIPLIED,
+        "added_tokens": [{**ADDED, "id": 7, "content": "a", "normalized": True}],
     },
-    "text without end": {"decoder": {"type": "Sequence", "decoders": [DOUBLING] * 40}},
     "a panic": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+}
+HOSTILE_TO_TEXTS = {
+    "text without end": {"decoder": {"type": "Sequence", "decoders": [LONGER] * 5}},
+    "tokens without end": {"normalizer": MULTIPLIED},
 }
 
 
-@pytest.mark.parametrize("hostile", HOSTILE_TOKENIZERS.values(), ids=HOSTILE_TOKENIZERS.keys())
-def test_a_hostile_tokenizer_is_not_used(hostile: dict[str, Any]) -> None:
+def hostile_files(hostile: dict[str, Any]) -> dict[str, bytes]:
     model = {"type": "WordLevel", "vocab": {"a": 7}, "unk_token": "a"}
     fields = {"version": "1.0", "added_tokens": [], "model": model, **hostile}
-    files = {**base_files(), "tokenizer.json": json.dumps(fields).encode()}
-    small_run = SmallRun(f"hostile-tokenizer-{'-'.join(hostile)}")
+    return {**base_files(), "tokenizer.json": json.dumps(fields).encode()}
+
+
+@pytest.mark.parametrize("name", HOSTILE_TOKENIZERS)
+def test_a_hostile_tokenizer_is_not_used(name: str) -> None:
+    files = hostile_files(HOSTILE_TOKENIZERS[name])
+    small_run = SmallRun(f"hostile {name}".replace(" ", "-"))
     small_run.version("solver", 0, files)
-    assert decoder(small_run.run, "solver")(7) == "⟨7⟩"
+    assert Decoder(small_run.run, "solver").token(7) == "⟨7⟩"
     with pytest.raises(ConfigError, match="make no tokenizer"):
-        load_chat(files)
+        ChatProcess(files, load_cpu_s=4.0)
+
+
+async def test_a_hostile_decoder_makes_no_text() -> None:
+    small_run = SmallRun("hostile-decoder-of-texts")
+    files = hostile_files(HOSTILE_TO_TEXTS["text without end"])
+    small_run.version("solver", 0, files)
+    assert Decoder(small_run.run, "solver").token(7) == "⟨7⟩"
+    chat = ChatProcess(files)
+    try:
+        with pytest.raises(ConfigError, match="process ended 2 times over an answer of 1 tokens"):
+            await chat.text([7])
+    finally:
+        chat.close()
+
+
+def test_a_hostile_normalizer_makes_no_tokens() -> None:
+    """The chat's own first text, the end of a turn, has no `a`: so has the template here."""
+    with pytest.raises(ConfigError, match="make no tokenizer"):
+        ChatProcess(
+            hostile_files(HOSTILE_TO_TEXTS["tokens without end"])
+            | {"chat_template.jinja": b"{% for m in messages %}{{ m.content }}a{% endfor %}"},
+            load_cpu_s=4.0,
+        )
 
 
 def test_an_export_never_writes_through_a_symbolic_link(tmp_path: Path) -> None:
@@ -134,7 +164,7 @@ def test_the_tokenizer_of_a_worker_consists_of_its_own_files(
         written.append(name)
         write_inside(folder, name, body)
 
-    monkeypatch.setattr(chat, "write_inside", write)
+    monkeypatch.setattr(template_chat, "write_inside", write)
     others = ("../tokenizer.json", "/tmp/tokenizer.json", ".tokenizer.json", "config.json")
     load_chat({**base_files(), **dict.fromkeys(others, b"{}")})
     assert sorted(written) == ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]

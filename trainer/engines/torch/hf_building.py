@@ -2,13 +2,14 @@
 
     config.json ──▶ skeleton without memory ──names and shapes compared with the weights──▶ model
 
-A `config.json` of absurd sizes allocates nothing.
+A `config.json` of absurd sizes allocates nothing. The skeleton of one that is not plain is made in
+a child process (`fit_child.py`) first, with limits: this process has none.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,9 +17,20 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from storage.errors import AstraFlowError, ConfigError, CorruptError
 from storage.formats.model_config import without_code
+from storage.formats.plain_model import is_plain
+from storage.machine.child_limits import MEMORY_BYTES_MAX
+from storage.machine.limited_process import (
+    ProcessDiedError,
+    ProcessTimeoutError,
+    answered,
+    result,
+)
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 
+FIT_CHILD: Final = "trainer.engines.torch.fit_child"
+BUILD_CPU_S: Final = 60.0
+"""CPU seconds in which a model is built without memory for tensors. Common ones take a few."""
 NAMES_SHOWN_MAX = 5
 PARAMETERS_SPARE = 1000
 """Parameters that a skeleton may have beyond the given ones, so that missing ones are named."""
@@ -134,14 +146,51 @@ def is_of_the_machine(error: Exception) -> bool:
 def check_fit(model_config: Json, weights: Mapping[str, HostTensor]) -> None:
     """Compare names and shapes of `weights` with those of the model of `model_config`.
 
-    The model is built on the meta device, which allocates no memory for tensors.
+    The model is built on the meta device, which allocates no memory for tensors. One whose
+    configuration is not plain is built in a child process first.
 
     Raises:
         CorruptError: they differ.
-        ConfigError: transformers makes no model of `model_config`.
+        ConfigError: transformers makes no model of `model_config`, or needs too much time or
+            memory.
+    """
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    num_bytes = sum(tensor.bits.nbytes for tensor in weights.values())
+    if not is_plain(model_config):
+        _check_in_process(model_config, shapes, num_bytes)
+    check_shapes(model_config, shapes, num_bytes)
+
+
+def _check_in_process(
+    model_config: Json, shapes: Mapping[str, tuple[int, ...]], num_bytes: int
+) -> None:
+    """Call `check_shapes` in a child process with limits."""
+    from trainer.engines.torch.fit_child import ERRORS
+
+    question = {
+        "model_config": model_config,
+        "shapes": {name: list(shape) for name, shape in shapes.items()},
+        "num_bytes": num_bytes,
+        "cpu_s": BUILD_CPU_S,
+    }
+    try:
+        answer = answered(FIT_CHILD, question)
+    except (ProcessTimeoutError, ProcessDiedError) as error:
+        raise ConfigError(
+            f"config.json of the base model (model_type {model_config.get('model_type')}) gives no "
+            f"model within {BUILD_CPU_S:g} s of CPU time and {MEMORY_BYTES_MAX >> 20:,} MiB beside "
+            f"its tensors: {error}; correct it"
+        ) from error
+    result(answer, ERRORS)
+
+
+def check_shapes(model_config: Json, shapes: Mapping[str, tuple[int, ...]], num_bytes: int) -> None:
+    """Compare `shapes` by name, and the bytes of the tensors, with the model of `model_config`.
+
+    Raises as `check_fit`.
     """
     try:
-        with torch.device("meta"), _limited_parameters(2 * len(weights) + PARAMETERS_SPARE):
+        with torch.device("meta"), _limited_parameters(2 * len(shapes) + PARAMETERS_SPARE):
             skeleton = build(model_config)
     except ConfigError as error:
         if type(error.__cause__) is not RuntimeError:  # torch: the number of elements overflows
@@ -150,14 +199,14 @@ def check_fit(model_config: Json, weights: Mapping[str, HostTensor]) -> None:
             "the weights do not fit the model's config.json, whose sizes are absurd: "
             f"{error.__cause__}"
         ) from error
-    _check_tables(skeleton, weights)
+    _check_tables(skeleton, num_bytes)
     tensors = untied(skeleton)
-    missing = tensors.keys() - weights.keys()
-    unknown = weights.keys() - skeleton.state_dict().keys()
+    missing = tensors.keys() - shapes.keys()
+    unknown = shapes.keys() - skeleton.state_dict().keys()
     misshapen = {
         name
         for name, tensor in tensors.items()
-        if name in weights and tuple(tensor.shape) != weights[name].shape
+        if name in shapes and tuple(tensor.shape) != shapes[name]
     }
     for fault, names in (
         ("needs tensors that are not given", missing),
@@ -170,13 +219,12 @@ def check_fit(model_config: Json, weights: Mapping[str, HostTensor]) -> None:
             )
 
 
-def _check_tables(skeleton: Any, weights: Mapping[str, HostTensor]) -> None:
+def _check_tables(skeleton: Any, held: int) -> None:
     """Raise CorruptError when the buffers of `skeleton` take far more memory than the weights.
 
     A model computes them when it is built: masks, positions. They may grow with the square of a
     size in `config.json`.
     """
-    held = sum(tensor.bits.nbytes for tensor in weights.values())
     needed = sum(buffer.nbytes for buffer in skeleton.buffers())
     if needed > max(held, TABLE_BYTES_MIN):
         raise CorruptError(

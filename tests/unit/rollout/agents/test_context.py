@@ -19,8 +19,15 @@ def said(
     return Generation(np.array(tokens, dtype=np.int32), logprobs, spans, finish_reason)
 
 
-def test_an_answer_has_its_policy_versions_and_log_probabilities() -> None:
-    context = Context(tiny_chat(), [user("?")], "attempt")
+async def asked(name: str = "") -> Context:
+    """A context that begins with a question."""
+    context = Context(tiny_chat(), name)
+    await context.extend([user("?")])
+    return context
+
+
+async def test_an_answer_has_its_policy_versions_and_log_probabilities() -> None:
+    context = await asked("attempt")
     context.add(
         "solver", said([40, 41, END_ID], VersionSpan(4, 0, 1), VersionSpan(5, 1, 3)), "HI", 1.0
     )
@@ -34,10 +41,10 @@ def test_an_answer_has_its_policy_versions_and_log_probabilities() -> None:
     assert (sequence.finish_reason, sequence.temperature) == ("stop", 1.0)
 
 
-def test_two_policies_can_share_a_context_and_messages_have_no_policy() -> None:
-    context = Context(tiny_chat(), [user("?")])
+async def test_two_policies_can_share_a_context_and_messages_have_no_policy() -> None:
+    context = await asked()
     context.add("planner", said([40, END_ID], VersionSpan(2, 0, 2)), "H", 0.8)
-    context.extend([user("?")])
+    await context.extend([user("?")])
     context.add("solver", said([41], VersionSpan(7, 0, 1), finish_reason="length"), "I", 0.8)
     sequence = context.sequence(reward=1.0)
     assert sequence.tokens.tolist() == [
@@ -60,21 +67,33 @@ def test_two_policies_can_share_a_context_and_messages_have_no_policy() -> None:
     assert sequence.min_version("solver") == 7
 
 
-def test_greedy_tokens_are_kept_but_not_trained_on() -> None:
-    context = Context(tiny_chat(), [user("?")])
+async def test_greedy_tokens_are_kept_but_not_trained_on() -> None:
+    context = await asked()
     context.add("solver", said([40], VersionSpan(0, 0, 1)), "H", 0.0)
     sequence = context.sequence(reward=1.0)
     assert sequence.owners.tolist() == [-1, -1, -1, -1, 0]
     assert not sequence.loss_mask.any()
 
 
-def test_a_context_that_waits_for_an_answer_refuses_messages() -> None:
+async def test_a_context_that_waits_for_an_answer_refuses_messages() -> None:
+    context = await asked()
     with pytest.raises(RuntimeError, match="waits for an answer"):
-        Context(tiny_chat(), [user("?")]).extend([user("?")])
+        await context.extend([user("?")])
 
 
-def test_one_context_has_one_temperature() -> None:
-    context = Context(tiny_chat(), [user("?")])
+async def test_messages_that_the_chat_refuses_leave_the_context_as_it_was() -> None:
+    context = await asked()
+    context.add("planner", said([40, END_ID], VersionSpan(2, 0, 2)), "H", 0.8)
+    before = list(context.tokens)
+    with pytest.raises(ConfigError, match="refuses a conversation of user, assistant, judge"):
+        await context.extend([{"role": "judge", "content": "?"}])
+    assert context.tokens == before
+    await context.extend([user("?")])
+    assert context.tokens == [*before, USER, MARK, END_ID, ASSISTANT]
+
+
+async def test_one_context_has_one_temperature() -> None:
+    context = await asked()
     context.add("planner", said([40], VersionSpan(0, 0, 1)), "H", 0.5)
     with pytest.raises(ConfigError, match=r"0\.5 and 1\.0"):
         context.add("solver", said([40], VersionSpan(0, 0, 1)), "H", 1.0)

@@ -1,17 +1,23 @@
 import asyncio
-import itertools
-import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from rollout.agents.chat import Chat, load_chat, user
+from rollout.agents.chat import user
 from rollout.agents.seeds import derived_seed
+from rollout.agents.template_chat import load_chat
 from rollout.agents.workflow import Agent, CallCounter, Player
 from rollout.engines.engine import Generation, GenerationAbortedError, SamplingParams, VersionSpan
 from storage.errors import ConfigError
-from tests.support.runs.fakes import END_ID, ScriptedEngine, base_files, lines, scripted_player
+from tests.support.runs.fakes import (
+    END_ID,
+    LocalChat,
+    ScriptedEngine,
+    base_files,
+    lines,
+    scripted_player,
+)
 
 
 def agent_of(player: Player, seed: int = 7) -> Agent:
@@ -71,44 +77,11 @@ async def test_a_second_turn_sends_the_first_answer_unchanged() -> None:
     assert second.tokens == (350, END_ID)
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-async def test_a_long_text_is_tokenized_outside_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch, is_first: bool
-) -> None:
-    threads: list[threading.Thread] = []
-    agent = agent_of(scripted_player("solver", lines("a", "b")))
-    context = None if is_first else (await agent.respond([user("?")])).context
-    encode = Chat._encode
-
-    def recorded(chat: Chat, text: str) -> list[int]:
-        threads.append(threading.current_thread())
-        return encode(chat, text)
-
-    monkeypatch.setattr(Chat, "_encode", recorded)
-    await agent.respond([user("7" * 5_000)], context=context)
-    assert threads
-    assert threading.main_thread() not in threads
-
-
-async def test_samples_of_one_long_prompt_tokenize_it_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    num_calls = itertools.count()
-    encode = Chat._encode
-
-    def counted(chat: Chat, text: str) -> list[int]:
-        next(num_calls)
-        return encode(chat, text)
-
-    player = replace(scripted_player("solver", lines("a", "b")), chat=load_chat(base_files()))
-    monkeypatch.setattr(Chat, "_encode", counted)
-    await asyncio.gather(*(agent_of(player).respond([user("7" * 5_000)]) for _ in range(2)))
-    assert next(num_calls) == 1
-
-
 async def test_a_context_of_another_tokenizer_is_refused() -> None:
     turn = await agent_of(scripted_player("solver", lines("a"))).respond([user("?")], name="plan")
-    other = replace(scripted_player("verifier", lines("b")), chat=load_chat(base_files()))
+    other = replace(
+        scripted_player("verifier", lines("b")), chat=LocalChat(load_chat(base_files()))
+    )
     with pytest.raises(ConfigError, match="policy verifier cannot continue context 'plan'"):
         await agent_of(other).respond([user("?")], context=turn.context)
 

@@ -1,6 +1,5 @@
 """What is shown of an episode with more tokens than a person reads."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +10,13 @@ from storage.records.batches import Batch, SequenceKey
 from storage.run import batches, shards
 from storage.store.object_store import ObjectStore
 from tasks.episodes import token_view
+from tasks.episodes.decoder import Decoders
 from tasks.episodes.index import EpisodeIndex
 from tasks.episodes.prompt_plays import ANSWER_TOKENS, prompt_plays
 from tasks.episodes.selection import Selection
-from tasks.episodes.token_view import SEQUENCE_TOKENS, Advantages, TokenTexts, view
+from tasks.episodes.token_view import SEQUENCE_TOKENS, Advantages, view
 from tasks.reports import episodes_page
 from tests.support.runs import builders
-from tests.support.runs.fakes import base_files
 from tests.support.runs.small_run import SmallRun
 
 
@@ -35,45 +34,13 @@ def test_of_an_episode_of_very_many_tokens_the_first_are_viewed() -> None:
     episode, played = indexed.shard.groups[0].episodes[0], indexed.episodes[0]
     lengths = [len(sequence.tokens) for sequence in episode.sequences]
     left = 150 - lengths[0] - SEQUENCE_TOKENS
-    turns = [*view(episode, played, TokenTexts(run), Advantages(run), 150)]
+    turns = [*view(episode, played, Decoders(run), Advantages(run), 150)]
     assert [(len(turn.tokens), turn.num_tokens) for turn in turns] == [
         (lengths[0], lengths[0]),
         (left, lengths[1]),
     ]
-    whole = [*view(episode, played, TokenTexts(run), Advantages(run))]
+    whole = [*view(episode, played, Decoders(run), Advantages(run))]
     assert [len(turn.tokens) for turn in whole] == lengths
-
-
-def test_a_token_at_which_the_tokenizer_panics_is_a_number() -> None:
-    """Its decoder takes more characters from a token than that has."""
-    files = base_files()
-    fields = json.loads(files["tokenizer.json"])
-    fields["decoder"] = {"type": "Strip", "content": "7", "start": 1, "stop": 1}
-    small_run = SmallRun("view-decoder")
-    stored = {**files, "tokenizer.json": json.dumps(fields).encode()}
-    small_run.version("solver", 0, stored)
-    assert token_view.decoder(small_run.run, "solver")(22) == "⟨22⟩"
-    assert token_view.decoder(small_run.run, "solver")(10) == "+"
-    assert token_view.text_decoder(small_run.run, "solver")([22, 10]) == "⟨22⟩⟨10⟩"
-
-
-class FailingDecoder:
-    """The package raises what it likes; no stored file is known that makes it raise these."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
-        raise self._error
-
-
-def test_an_interruption_is_no_failure_of_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = SmallRun("view-failures").run
-    monkeypatch.setattr(token_view, "_tokenizer", lambda *_: FailingDecoder(Exception("no text")))
-    assert token_view.decoder(run, "solver")(7) == "⟨7⟩"
-    monkeypatch.setattr(token_view, "_tokenizer", lambda *_: FailingDecoder(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        token_view.decoder(run, "solver")(7)
 
 
 def test_each_batch_is_read_once_for_the_sequences_of_one_order(
@@ -128,7 +95,7 @@ def test_the_rows_of_a_batch_are_not_compared_with_each_order(
 
 def test_of_a_very_long_answer_the_end_is_decoded() -> None:
     run = run_with("answer-long", 1000).run
-    (play,) = prompt_plays(EpisodeIndex(run).shards(), Selection(), TokenTexts(run))
+    (play,) = prompt_plays(EpisodeIndex(run).shards(), Selection(), Decoders(run))
     assert play.answers[0] == "⟨40⟩" * ANSWER_TOKENS
 
 

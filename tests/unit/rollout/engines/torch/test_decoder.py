@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rollout.engines.torch import architecture as architectures
 from rollout.engines.torch import decoder_weights
 from rollout.engines.torch.architecture import read_architecture
 from rollout.engines.torch.decoder import Decoder
@@ -170,6 +171,26 @@ def test_a_wrong_value_of_a_config_is_named(change: Json, words: str) -> None:
     assert re.search(words, str(refused.value))
 
 
+def test_a_config_that_is_not_plain_is_read_in_a_process_with_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read_here: list[Json] = []
+    monkeypatch.setattr(
+        architectures, "completed", lambda config: read_here.append(config) or config
+    )
+    labels = {"model_type": "qwen3", "head_dim": 16, **SIZES, "num_labels": 3}
+    assert read_architecture(labels).head_dim == 16
+    with pytest.raises(ConfigError, match="Field 'hidden_size' expected int, got str"):
+        read_architecture(labels | {"hidden_size": "32"})
+    monkeypatch.setattr(architectures, "CONFIG_CPU_S", 3.0)
+    with pytest.raises(
+        ConfigError,
+        match=r"config\.json cannot be read within 3 s of CPU time and 2,048 MiB: it used up",
+    ):
+        read_architecture(labels | {"num_labels": 50_000_000})
+    assert read_here == []
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(
     "key",
@@ -185,8 +206,10 @@ def test_a_wrong_value_of_a_config_is_named(change: Json, words: str) -> None:
     [0, -1, 1.5, float("nan"), float("inf"), True, None, "x", [], [1], {}, {"a": 1}, 1000],
 )
 def test_any_value_gives_an_architecture_or_a_known_error(
-    family: str, key: str, value: object
+    family: str, key: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Read in this process, since each new one takes seconds to start."""
+    monkeypatch.setattr(architectures, "_completed_in_process", architectures.completed)
     config = {"model_type": family, "head_dim": 16, **SIZES, key: value}
     try:
         architecture = read_architecture(config)

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from storage.errors import ConfigError, CorruptError
 from storage.records.types import Json
 from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights, opened
+from trainer.engines.torch import hf_building
 from trainer.engines.torch.hf_model import HfModel
 from trainer.engines.torch.host_tensors import to_host
 
@@ -166,3 +167,70 @@ def test_tables_far_larger_than_the_weights_are_refused_before_memory_is_allocat
 def test_a_config_json_selects_no_kernel_of_the_hub() -> None:
     model = opened(MODEL_CONFIG | {"experts_implementation": "sonicmoe"})
     assert model.model.config._experts_implementation != "sonicmoe"
+
+
+LABELS = MODEL_CONFIG | {"num_labels": 50_000_000}
+"""transformers makes a name for each: gigabytes, in minutes."""
+
+
+@pytest.fixture
+def built_here(monkeypatch: pytest.MonkeyPatch) -> list[Json]:
+    """Configurations of which this process makes a model."""
+    built: list[Json] = []
+    build = hf_building.build
+
+    def recorded(model_config: Json) -> object:
+        built.append(model_config)
+        return build(model_config)
+
+    monkeypatch.setattr(hf_building, "build", recorded)
+    return built
+
+
+def test_a_config_that_takes_long_is_refused_before_this_process_reads_it(
+    built_here: list[Json], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_building, "BUILD_CPU_S", 3.0)
+    with pytest.raises(
+        ConfigError,
+        match=r"\(model_type qwen3\) gives no model within 3 s of CPU time and 2,048 MiB beside its "
+        r"tensors: it used up its CPU time; correct it",
+    ):
+        hf_building.check_fit(LABELS, base_weights())
+    assert built_here == []
+
+
+def test_errors_of_a_config_that_is_not_plain_are_those_of_a_plain_one(
+    built_here: list[Json],
+) -> None:
+    labels = MODEL_CONFIG | {"num_labels": 3}
+    with pytest.raises(ConfigError, match=r"gives no causal language model: .*nope"):
+        hf_building.check_fit(labels | {"hidden_act": "nope"}, base_weights())
+    with pytest.raises(CorruptError, match="needs tensors that are not given"):
+        hf_building.check_fit(labels | {"num_hidden_layers": 3}, base_weights())
+    with pytest.raises(CorruptError, match="has other shapes for"):
+        hf_building.check_fit(labels | {"hidden_size": 32}, base_weights())
+    assert built_here == []
+    hf_building.check_fit(labels, base_weights())
+    assert built_here == [labels]
+
+
+def test_tables_are_compared_with_the_bytes_of_all_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weights = base_weights()
+    held = sum(tensor.bits.nbytes for tensor in weights.values())
+    compared: list[int] = []
+    monkeypatch.setattr(hf_building, "_check_tables", lambda model, held: compared.append(held))
+    hf_building.check_fit(MODEL_CONFIG, weights)
+    assert compared == [held]
+
+
+def test_a_plain_config_needs_no_process(
+    built_here: list[Json], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_building, "FIT_CHILD", "no.such.module")
+    hf_building.check_fit(MODEL_CONFIG, base_weights())
+    assert built_here == [MODEL_CONFIG]
+    with pytest.raises(ConfigError, match="ended with status 1 before it was ready"):
+        hf_building.check_fit(MODEL_CONFIG | {"num_labels": 3}, base_weights())

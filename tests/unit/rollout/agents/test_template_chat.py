@@ -3,12 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from rollout.agents import chat
-from rollout.agents.chat import Chat, load_chat, system, user
+from rollout.agents import template_chat
+from rollout.agents.chat import system, user
+from rollout.agents.template_chat import TemplateChat, load_chat
 from storage.errors import ConfigError, CorruptError
-from storage.formats.tokenizer_files import ADDED_TOKENS
 from storage.written_files import write_inside
-from tests.support.runs.fakes import END_ID, base_files, tiny_chat
+from tests.support.runs import fakes
+from tests.support.runs.fakes import END_ID, base_files
 
 USER, ASSISTANT = 355, 356
 QUESTION = [22, 10, 23, 12, 18, 28, 30]
@@ -26,16 +27,21 @@ SUMMING_UP = (
 )
 
 
-def with_template(template: str) -> Chat:
+def with_template(template: str) -> TemplateChat:
     return load_chat({**base_files(), "chat_template.jinja": template.encode()})
 
 
 def test_a_conversation_begins_with_the_tokens_of_the_template() -> None:
-    assert tiny_chat().opening([user("7+8-3=?")]) == [USER, *QUESTION, END_ID, ASSISTANT]
+    assert fakes.tiny_chat().local.opening([user("7+8-3=?")]) == [
+        USER,
+        *QUESTION,
+        END_ID,
+        ASSISTANT,
+    ]
 
 
 def test_a_further_turn_adds_the_tokens_it_has_in_the_whole_conversation() -> None:
-    chat = tiny_chat()
+    chat = fakes.tiny_chat().local
     before = [user("7+8-3=?"), {"role": "assistant", "content": "\\boxed{12}"}]
     whole = chat.opening([*before, user("7+8-3=?")])
     behind_the_answer = len(whole) - len([USER, *QUESTION, END_ID, ASSISTANT])
@@ -46,7 +52,7 @@ def test_a_further_turn_adds_the_tokens_it_has_in_the_whole_conversation() -> No
 
 def test_an_answer_truncated_by_its_length_gets_the_end_of_turn_token() -> None:
     before = [user("7+8-3=?"), {"role": "assistant", "content": "\\boxed{"}]
-    assert tiny_chat().continuation(before, [user("?")], 346) == [
+    assert fakes.tiny_chat().local.continuation(before, [user("?")], 346) == [
         END_ID,
         USER,
         30,
@@ -68,40 +74,23 @@ def test_tokens_are_kept_when_the_template_shortens_old_answers() -> None:
 @pytest.mark.parametrize("text", ["@@ANSWER@@", "@@@@"])
 def test_a_conversation_continues_whatever_its_texts_are(text: str) -> None:
     before = [user(text), {"role": "assistant", "content": text}]
-    assert tiny_chat().continuation(before, [user("?")], END_ID) == [USER, 30, END_ID, ASSISTANT]
+    assert fakes.tiny_chat().local.continuation(before, [user("?")], END_ID) == [
+        USER,
+        30,
+        END_ID,
+        ASSISTANT,
+    ]
 
 
 def test_a_long_text_has_the_tokens_of_its_parts() -> None:
-    opening = tiny_chat().opening([user("7+8-3=?" * 1_000)])
+    opening = fakes.tiny_chat().local.opening([user("7+8-3=?" * 1_000)])
     assert opening == [USER, *QUESTION * 1_000, END_ID, ASSISTANT]
 
 
-def with_tokenizer(**changes: object) -> Chat:
+def with_tokenizer(**changes: object) -> TemplateChat:
     files = base_files()
     fields = {**json.loads(files["tokenizer.json"]), **changes}
     return load_chat({**files, "tokenizer.json": json.dumps(fields).encode()})
-
-
-@pytest.mark.parametrize(
-    "file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", ADDED_TOKENS]
-)
-def test_a_very_long_added_token_is_refused_before_the_tokenizer_is_loaded(
-    file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The time to load it grows with the square of its length: 300 seconds for 500 kB."""
-
-    def load(*_: object, **__: object) -> None:
-        raise AssertionError("the tokenizer is loaded")
-
-    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.from_pretrained", load)
-    files, long = base_files(), "a" * 1025
-    fields = json.loads(files.get(file, b"{}"))
-    if file == "tokenizer.json":
-        fields["added_tokens"] += [{"id": 500, "content": long, "normalized": False}]
-    else:
-        fields[long if file == ADDED_TOKENS else "eos_token"] = long
-    with pytest.raises(ConfigError, match="an added token has 1,025 characters"):
-        load_chat({**files, file: json.dumps(fields).encode()})
 
 
 def test_settings_of_a_call_in_the_tokenizers_file_change_no_tokens() -> None:
@@ -155,7 +144,7 @@ def test_a_role_unknown_to_the_template_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"refuses a conversation of system, judge.*no token for the role judge"
     ):
-        tiny_chat().opening([system("be brief"), {"role": "judge", "content": "?"}])
+        fakes.tiny_chat().local.opening([system("be brief"), {"role": "judge", "content": "?"}])
 
 
 @pytest.mark.parametrize(
@@ -178,13 +167,13 @@ def test_a_template_that_fails_while_it_runs_is_refused(template: str, words: st
 
 
 def test_text_keeps_the_words_of_the_answer_and_drops_the_tokens_of_the_conversation() -> None:
-    chat = tiny_chat()
+    chat = fakes.tiny_chat().local
     tokens = chat.opening([user("<verify>reject</verify>")])
     assert chat.text(tokens) == "<verify>reject</verify>"
 
 
 def test_answers_stop_at_the_end_of_turn_and_at_the_stop_tokens_of_the_model_files() -> None:
-    assert tiny_chat().stop_ids == (END_ID,)
+    assert fakes.tiny_chat().local.stop_ids == (END_ID,)
     named = {
         **base_files(),
         "generation_config.json": json.dumps({"eos_token_id": [353, 358]}).encode(),
@@ -205,7 +194,7 @@ def test_a_full_disk_is_no_fault_of_the_base_model(monkeypatch: pytest.MonkeyPat
             raise OSError(28, "No space left on device")
         write_inside(folder, name, body)
 
-    monkeypatch.setattr(chat, "write_inside", write)
+    monkeypatch.setattr(template_chat, "write_inside", write)
     with pytest.raises(OSError, match="No space left"):
         load_chat(files)
 
@@ -236,19 +225,6 @@ def test_a_tokenizer_is_made_of_its_file_whatever_class_the_model_names(
     assert chat.opening([user("7+8-3=?")]) == expected.opening([user("7+8-3=?")])
     assert chat.stop_ids == expected.stop_ids
     assert len(chat._tokenizer) == len(expected._tokenizer)
-
-
-def test_an_answer_that_would_be_gigabytes_of_the_next_question_is_refused() -> None:
-    """The decoder makes 16 characters of one, and the normalizer three: each within its limit."""
-    chat = with_tokenizer(
-        normalizer={"type": "Replace", "pattern": {"String": "7"}, "content": "7" * 30},
-        decoder={"type": "Replace", "pattern": {"String": "7"}, "content": "7" * 16},
-    )
-    answer = chat.text(chat.opening([user("7" * 1_000)]))
-    with pytest.raises(
-        ConfigError, match=r"^the normalizer of tokenizer\.json makes more than 4,1"
-    ):
-        chat.opening([user(answer)])
 
 
 def test_a_tokenizer_in_another_form_is_refused_with_what_to_do() -> None:
@@ -408,14 +384,9 @@ def test_no_settings_put_tokens_beside_a_text() -> None:
         {"tokenizer_config.json": added},
     ):
         marked = load_chat({**base_files(), **files})
-        assert marked.opening([user("7+8-3=?")]) == tiny_chat().opening([user("7+8-3=?")])
-
-
-def test_a_token_far_above_the_vocabulary_is_refused_before_the_tokenizer_is_loaded() -> None:
-    fields = json.loads(base_files()["tokenizer.json"])
-    fields["model"]["vocab"]["zzzq"] = 300_000_000
-    with pytest.raises(ConfigError, match="and one with the number 300,000,000"):
-        load_chat({**base_files(), "tokenizer.json": json.dumps(fields).encode()})
+        assert marked.opening([user("7+8-3=?")]) == fakes.tiny_chat().local.opening(
+            [user("7+8-3=?")]
+        )
 
 
 def test_an_answer_that_the_decoder_cannot_read_is_an_error_with_its_length() -> None:

@@ -1,0 +1,64 @@
+"""The child process of a chat: `python -m rollout.agents.chat_child`. See `child_limits.serve`.
+
+The first question has the files of a base model: {"files": {"tokenizer.json": Base64, …}}. Its
+answer are the end tokens. The others are calls of the chat: {"call": "text", "tokens": [349, 358]}.
+"""
+
+import base64
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rollout.agents.template_chat import TemplateChat, load_chat, load_tokenizer
+from storage.errors import ConfigError, CorruptError
+from storage.machine.child_limits import limit_cpu, open_replies, serve
+
+START_CPU_S: Final = 120.0
+"""CPU seconds after which the kernel ends a child that is still importing."""
+ERRORS: Final = (ConfigError, CorruptError, OSError)
+"""What the parent raises again, by its name."""
+CALLS: Final = ("opening", "continuation", "text")
+
+
+def main() -> None:
+    replies = open_replies()
+    limit_cpu(START_CPU_S)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time needs no other threads
+    _import_transformers()
+    serve(ChatChild().answer, replies, ERRORS)
+
+
+class ChatChild:
+    """The chat of this process, which the first question brings."""
+
+    def __init__(self) -> None:
+        self._chat: TemplateChat | None = None
+
+    def answer(
+        self, *, files: Mapping[str, str] | None = None, call: str = "", **arguments: Any
+    ) -> Any:
+        if files is not None:
+            read = {name: base64.b64decode(body) for name, body in files.items()}
+            if call == "check":
+                load_tokenizer(read)
+                return None
+            self._chat = load_chat(read)
+            return self._chat.stop_ids
+        assert call in CALLS
+        return getattr(self._chat, call)(**arguments)
+
+
+def _import_transformers() -> None:
+    """Import the part of transformers that makes tokenizers, which is most of the start.
+
+    It imports torch where that is installed: half of the time, and nothing that a tokenizer uses.
+    """
+    import transformers.utils
+
+    utils: Any = transformers.utils
+    utils.is_torch_available = lambda: False
+    from transformers import PreTrainedTokenizerFast  # noqa: F401
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Text of stored tokens, by the tokenizer of their policy.
+
+The tokenizer is untrusted: it runs in a child process (`decoder_child.py`) with limits.
+"""
+
+import base64
+import logging
+import weakref
+from functools import lru_cache, partial
+from typing import Final
+
+from storage.errors import UNREADABLE, CorruptError, NotFoundError
+from storage.formats.tokenizer_files import TOKENIZER
+from storage.machine.limited_process import (
+    LimitedProcess,
+    ProcessDiedError,
+    ProcessTimeoutError,
+    result,
+)
+from storage.store.object_store import ObjectStore
+from storage.weights import reader
+from tasks.episodes.decoder_child import ERRORS
+
+log = logging.getLogger(__name__)
+
+MODULE: Final = "tasks.episodes.decoder_child"
+TOKEN_TEXT_MAX = 256
+"""Characters of one token's text; those of common models have some hundred at most."""
+DECODERS_MAX: Final = 8
+"""Policies whose tokenizers are held at once."""
+
+
+class Decoder:
+    """Text of tokens by the `tokenizer.json` of a policy's version 0.
+
+    Without a readable tokenizer, or where it fails, the text of a token is its number. The child is
+    ended with this object.
+    """
+
+    def __init__(self, run: ObjectStore, policy: str) -> None:
+        """`policy`: empty where no policy is known; its tokens are shown as numbers."""
+        self._policy = policy
+        self._child: LimitedProcess | None = None
+        self._texts: dict[int, str] = {}
+        if body := _tokenizer(run, policy):
+            self._start(body)
+
+    def token(self, token: int) -> str:
+        """Return the text of a token alone, up to TOKEN_TEXT_MAX characters."""
+        if token not in self._texts:
+            self._texts[token] = self.text([token])[:TOKEN_TEXT_MAX]
+        return self._texts[token]
+
+    def text(self, tokens: list[int]) -> str:
+        """Return the text of consecutive tokens, which may be parts of one character."""
+        if self._child is not None:
+            try:
+                answer = self._child.ask({"tokens": tokens})
+                return str(result(answer, ERRORS))
+            except CorruptError:
+                pass  # of these tokens
+            except (ProcessTimeoutError, ProcessDiedError) as error:
+                self._give_up(error)
+        return "".join(f"⟨{token}⟩" for token in tokens)
+
+    def _start(self, body: bytes) -> None:
+        try:
+            self._child = LimitedProcess(MODULE)
+            self._end = weakref.finalize(self, self._child.close)
+            encoded = base64.b64encode(body).decode()
+            result(self._child.ask({"tokenizer": encoded}), ERRORS)
+        except (CorruptError, ProcessTimeoutError, ProcessDiedError) as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        log.warning(
+            "tokens are shown as numbers: the tokenizer.json of %s cannot be used: %s",
+            self._policy,
+            error,
+        )
+        if self._child is not None:
+            self._end()
+            self._child = None
+
+
+class Decoders:
+    """Decoders of the policies of a run."""
+
+    def __init__(self, run: ObjectStore) -> None:
+        self.of = lru_cache(DECODERS_MAX)(partial(Decoder, run))
+        """policy → its decoder."""
+
+
+def _tokenizer(run: ObjectStore, policy: str) -> bytes:
+    """Return the `tokenizer.json` of a policy's version 0; empty without a readable one."""
+    try:
+        return reader.fetch_files(run, policy, 0).get(TOKENIZER, b"") if policy else b""
+    except (NotFoundError, *UNREADABLE):
+        return b""
