@@ -64,9 +64,8 @@ def serve(
     """Answer each line of the standard input by `answer(**question)`, until it ends.
 
     Called after the imports. `cpu_s` of a question is the limit of its CPU time; without it,
-    `answer` sets one. The parent gets
-    the names of `errors`; others count as the first of them. Where the memory is full, the process
-    ends without an answer: that of a new one may suffice.
+    `answer` sets one. The parent gets the names of `errors`; others count as the first of them.
+    Where the memory is full, the process ends without an answer: that of a new one may suffice.
     """
     limit_memory(address_space_bytes() + MEMORY_BYTES_MAX)
     limit_cpu(0)

@@ -95,12 +95,7 @@ class LimitedProcess:
         Raises:
             ProcessTimeoutError, ProcessDiedError: no answer; this child cannot be used further.
         """
-        assert self._child.stdin is not None  # requested with PIPE
-        try:
-            self._child.stdin.write(json.dumps(question).encode() + b"\n")
-            self._child.stdin.flush()
-        except OSError as error:
-            raise ProcessDiedError("it ended before the question was written") from error
+        self._write(json.dumps(question).encode() + b"\n")
         return self._read_line()
 
     def kill(self) -> None:
@@ -112,25 +107,25 @@ class LimitedProcess:
         self._child.wait(END_TIMEOUT_S)
         for pipe in (self._child.stdin, self._child.stdout):
             if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue  # an unsent question to a dead child
+                pipe.close()
+
+    def _write(self, line: bytes) -> None:
+        assert self._child.stdin is not None  # requested with PIPE
+        questions = self._child.stdin.fileno()
+        os.set_blocking(questions, False)
+        unwritten = memoryview(line)
+        while unwritten:
+            self._wait_for(questions, select.POLLOUT)
+            try:
+                unwritten = unwritten[os.write(questions, unwritten) :]
+            except OSError as error:
+                raise ProcessDiedError("it ended before the question was written") from error
 
     def _read_line(self) -> dict[str, Any]:
         assert self._child.stdout is not None  # requested with PIPE
         answers = self._child.stdout.fileno()
-        readable = select.poll()  # not select(): a service may hold more than 1,024 files
-        readable.register(answers, select.POLLIN)
-        used_s, since_s = -1.0, time.monotonic()
         while not self._unread.endswith(b"\n"):  # the child writes nothing after an answer
-            if not readable.poll(POLL_INTERVAL_S * 1000):
-                now_s, before_s = time.monotonic(), used_s
-                used_s = _cpu_s(self._child.pid)
-                since_s = now_s if used_s > before_s else since_s
-                if now_s - since_s > self._stall_s:
-                    raise ProcessDiedError(f"it did not use the CPU for {self._stall_s:g} s")
-                continue
+            self._wait_for(answers, select.POLLIN)
             piece = os.read(answers, READ_BYTES)
             if not piece:
                 self._raise_ended()
@@ -138,6 +133,18 @@ class LimitedProcess:
         line, self._unread = self._unread, bytearray()
         reply: dict[str, Any] = json.loads(line)
         return reply
+
+    def _wait_for(self, pipe: int, event: int) -> None:
+        """Wait until a pipe of the child can be used, or its other end is closed."""
+        ready = select.poll()  # not select(): a service may hold more than 1,024 files
+        ready.register(pipe, event)
+        used_s, since_s = -1.0, time.monotonic()
+        while not ready.poll(POLL_INTERVAL_S * 1000):
+            now_s, before_s = time.monotonic(), used_s
+            used_s = _cpu_s(self._child.pid)
+            since_s = now_s if used_s > before_s else since_s
+            if now_s - since_s > self._stall_s:
+                raise ProcessDiedError(f"it did not use the CPU for {self._stall_s:g} s")
 
     def _raise_ended(self) -> None:
         code = self._child.wait(END_TIMEOUT_S)

@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from storage.machine.limited_process import (
     LimitedProcess,
     ProcessDiedError,
     ProcessTimeoutError,
+    answered,
     child_environment,
     result,
 )
@@ -96,6 +98,63 @@ def test_a_lost_child_is_an_error_with_its_status(serving: LimitedProcess) -> No
     serving.kill()
     with pytest.raises(ProcessDiedError, match=r"it ended (with status -9|before the question)"):
         serving.ask({})
+
+
+@pytest.mark.parametrize("num_chars", [1, 1_000_000])
+def test_a_stopped_child_is_given_up_whether_it_has_read_the_question_or_not(
+    num_chars: int, serving: LimitedProcess
+) -> None:
+    serving._stall_s = 2.0
+    os.kill(serving.pid, signal.SIGSTOP)
+    with pytest.raises(ProcessDiedError, match="it did not use the CPU for 2 s"):
+        serving.ask({"say": "x" * num_chars})
+
+
+@pytest.mark.parametrize("num_lost", [0, 1, 2])
+def test_one_question_is_asked_once_more_where_its_child_is_lost(
+    num_lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[LimitedProcess] = []
+    popen, ask = subprocess.Popen, LimitedProcess.ask
+
+    def replaced(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+        assert command[-1] == "named"
+        return popen([command[0], "-c", SERVING], **options)
+
+    def lost(child: LimitedProcess, question: dict[str, Any]) -> dict[str, Any]:
+        started.append(child)
+        if len(started) <= num_lost:
+            child.kill()
+        return ask(child, question)
+
+    monkeypatch.setattr(limited_process.subprocess, "Popen", replaced)
+    monkeypatch.setattr(LimitedProcess, "ask", lost)
+    if num_lost < 2:
+        assert result(answered("named", {"say": "a"}), ERRORS)[0] == "a"
+    else:
+        with pytest.raises(ProcessDiedError):
+            answered("named", {"say": "a"})
+    assert len(started) == min(num_lost + 1, 2)
+    assert all(child.has_ended for child in started)
+
+
+def test_a_question_that_takes_long_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    class Slow:
+        def __init__(self, module: str) -> None:
+            started.append(module)
+
+        def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+            raise ProcessTimeoutError
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(limited_process, "LimitedProcess", Slow)
+    with pytest.raises(ProcessTimeoutError):
+        answered("named", {})
+    assert started == ["named"]
 
 
 def test_a_child_ends_with_its_standard_input(serving: LimitedProcess) -> None:

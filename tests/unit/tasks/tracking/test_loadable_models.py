@@ -181,13 +181,17 @@ def test_a_hostile_tokenizer_is_registered_as_files(
     assert reason in caplog.text
 
 
-def test_a_reference_to_a_hostile_tokenizer_is_refused(uri: str, tmp_path: Path) -> None:
-    model = json.loads(model_files(BASE)["tokenizer.json"])["model"]
-    changed = {"model": model | {"continuing_subword_prefix": "#" * 33}}
+def test_a_reference_to_a_hostile_tokenizer_is_refused_before_this_process_makes_it(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr("rollout.agents.template_chat.load_tokenizer", made.append)
+    changed = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
     registered(tmp_path, uri, "reference", changed, "tokenizer.json")
     path, *_ = (tmp_path / "artifacts").rglob(referenced_model.REFERENCE)
-    with pytest.raises(ConfigError, match=r"the model of tokenizer\.json has a continuing_"):
+    with pytest.raises(ConfigError, match="make no tokenizer: "):
         referenced_model._load_pyfunc(str(path.parent))
+    assert made == []
 
 
 @pytest.mark.parametrize("weights", ["copy", "reference"])
