@@ -11,6 +11,7 @@ import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
 from rollout.agents.chat import Message
@@ -18,29 +19,24 @@ from rollout.agents.chat_child import ERRORS
 from rollout.agents.template_chat import CHAT_FILES
 from storage.errors import ConfigError
 from storage.machine.child_limits import MEMORY_BYTES_MAX
-from storage.machine.limited_process import (
-    LimitedProcess,
-    ProcessDiedError,
-    ProcessTimeoutError,
-    result,
-)
+from storage.machine.kept_process import KeptProcess, result
+from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutError
 from storage.records.types import Json
 
 MODULE: Final = "rollout.agents.chat_child"
 LOAD_CPU_S: Final = 60.0
 """CPU seconds in which a tokenizer must be loaded. Those of common models take up to five."""
-TEXT_CPU_S, PART_CPU_S = 5.0, 0.0001
+TEXT_CPU_S, PART_CPU_S = 5.0, 0.00001
 """CPU seconds of one conversion: so many in any case, and so many for each character or token.
-Common models take some microseconds for each.
+Common models take a microsecond or two for each.
 """
+CHECK_CPU_S: Final = 30.0
+"""As LOAD_CPU_S, for a tokenizer that another process will make, too, without a limit."""
 FAILURES_MAX, TEXTS_PER_FAILURE = 3, 1_000
 """Conversions that may fail by a limit: so many in any case, and one more for as many conversions.
 Beyond, none is begun: each may have taken all of its CPU time.
 """
-ATTEMPTS_MAX: Final = 2
-"""Children that may end without an answer to one question: the memory of a used one may be full,
-or something else of the machine has ended it.
-"""
+CLOSED: Final = "the tokenizer was closed before the text was converted"
 
 
 class ChatProcess:
@@ -63,13 +59,11 @@ class ChatProcess:
             ConfigError: the files make no tokenizer within the limits.
             CorruptError, OSError: as `load_chat`.
         """
-        self._files = _of_chat(files)
-        self._load_cpu_s, self._text_cpu_s = load_cpu_s, text_cpu_s
+        self._text_cpu_s = text_cpu_s
         self._num_texts = self._num_failures = 0
         self._is_closed = False
-        self._child: LimitedProcess | None
-        self._child, stop_ids = _asked(self._files, load_cpu_s)
-        self.stop_ids: tuple[int, ...] = tuple(stop_ids)
+        self._process = KeptProcess(MODULE, _question_of(files, load_cpu_s))
+        self.stop_ids: tuple[int, ...] = tuple(_first_result(self._process))
         """Tokens that end an answer."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat")
 
@@ -108,17 +102,19 @@ class ChatProcess:
     def close(self) -> None:
         """End the child; a conversion in progress, and later ones, fail."""
         self._is_closed = True
-        if (child := self._child) is not None:
-            child.kill()
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        self._drop()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._process.close()
+        self._thread.shutdown(wait=True)
 
     async def _converted(self, of: str, num_parts: int, **question: Any) -> Any:
         """Return the child's answer to a question about so many characters or tokens."""
         cpu_s = self._text_cpu_s + PART_CPU_S * num_parts
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._answer, {**question, "cpu_s": cpu_s}, of
-        )
+        call = partial(self._answer, {**question, "cpu_s": cpu_s}, of)
+        try:
+            answer = asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except RuntimeError as error:  # of an executor that was shut down
+            raise ConfigError(CLOSED) from error
+        return await answer
 
     def _answer(self, question: Json, of: str) -> Any:
         """Return the child's answer; `of` names the text in an error."""
@@ -129,86 +125,56 @@ class ChatProcess:
                 "tokenizer.json, or its chat template"
             )
         self._num_texts += 1
-        ended: ProcessDiedError | None = None
-        for _ in range(ATTEMPTS_MAX):
-            if self._is_closed:
-                break
-            if self._child is None or self._child.has_ended:
-                self._drop()
-                try:
-                    self._child, _ = _asked(self._files, self._load_cpu_s)
-                except ConfigError:
-                    self._num_failures += 1
-                    raise
-            try:
-                return result(self._child.ask(question), ERRORS)
-            except ProcessTimeoutError:
-                self._drop()
-                self._num_failures += 1
-                raise ConfigError(
-                    f"the tokenizer takes more than {question['cpu_s']:.3g} s of CPU time for "
-                    f"{of}; correct the base model's tokenizer.json, or its chat template"
-                ) from None
-            except ProcessDiedError as error:
-                self._drop()
-                ended = error
+        try:
+            return result(self._process.ask(question), ERRORS)
+        except ProcessTimeoutError:
+            why = f"takes more than {question['cpu_s']:.3g} s of CPU time for {of}"
+        except ProcessDiedError:
+            why = f"takes more than {MEMORY_BYTES_MAX >> 20:,} MiB for {of}, or its process is lost"
         if self._is_closed:
-            raise ConfigError(f"the tokenizer was closed before it converted {of}")
+            raise ConfigError(CLOSED)
         self._num_failures += 1
         raise ConfigError(
-            f"the tokenizer's process ended {ATTEMPTS_MAX} times over {of}, as it does where it "
-            f"needs more than {MEMORY_BYTES_MAX >> 20:,} MiB; correct the base model's "
-            "tokenizer.json, or its chat template"
-        ) from ended
-
-    def _drop(self) -> None:
-        if self._child is not None:
-            self._child.close()
-            self._child = None
+            f"the tokenizer {why}; correct the base model's tokenizer.json, or its chat template"
+        )
 
 
-def check_tokenizer(files: Mapping[str, bytes], cpu_s: float = LOAD_CPU_S) -> None:
+def check_tokenizer(files: Mapping[str, bytes], cpu_s: float = CHECK_CPU_S) -> None:
     """Make the tokenizer of a base model once, in a child process with limits.
 
     Raises:
         ConfigError: the files make no tokenizer within the limits.
         OSError: as `load_tokenizer`.
     """
-    child, _ = _asked(_of_chat(files), cpu_s, call="check")
-    child.close()
+    process = KeptProcess(MODULE, {**_question_of(files, cpu_s), "call": "check"})
+    try:
+        _first_result(process)
+    finally:
+        process.close()
 
 
-def _of_chat(files: Mapping[str, bytes]) -> dict[str, bytes]:
-    return {name: files[name] for name in sorted(CHAT_FILES & files.keys())}
+def _question_of(files: Mapping[str, bytes], cpu_s: float) -> Json:
+    used = sorted(CHAT_FILES & files.keys())
+    return {
+        "files": {name: base64.b64encode(files[name]).decode() for name in used},
+        "cpu_s": cpu_s,
+    }
 
 
-def _asked(files: Mapping[str, bytes], cpu_s: float, **call: str) -> tuple[LimitedProcess, Any]:
-    """Return a child that has read the files, and its answer to them."""
-    encoded = {name: base64.b64encode(body).decode() for name, body in files.items()}
-    ended: Exception | None = None
-    for _ in range(ATTEMPTS_MAX):
-        try:
-            child = LimitedProcess(MODULE)
-        except ProcessDiedError as error:
-            ended = error
-            continue
-        try:
-            return child, result(child.ask({"files": encoded, "cpu_s": cpu_s, **call}), ERRORS)
-        except ProcessDiedError as error:
-            child.close()
-            ended = error
-        except ProcessTimeoutError as error:
-            child.close()
-            ended = error
-            break
-        except BaseException:
-            child.close()
+def _first_result(process: KeptProcess) -> Any:
+    """Return the result of the first question; end the child where it has none."""
+    try:
+        return result(process.ask(), ERRORS)
+    except BaseException as error:
+        process.close()
+        if not isinstance(error, ProcessTimeoutError | ProcessDiedError):
             raise
-    raise ConfigError(
-        f"the base model's files ({', '.join(files)}) make no tokenizer within {cpu_s:g} s of CPU "
-        f"time and {MEMORY_BYTES_MAX >> 20:,} MiB: its process failed ({ended}); correct "
-        "tokenizer.json, or the chat template"
-    ) from ended
+        first = process.first
+        raise ConfigError(
+            f"the base model's files ({', '.join(first['files'])}) make no tokenizer within "
+            f"{first['cpu_s']:g} s of CPU time and {MEMORY_BYTES_MAX >> 20:,} MiB: its process "
+            f"failed ({error}); correct tokenizer.json, or the chat template"
+        ) from error
 
 
 def _copied(messages: Sequence[Message]) -> list[dict[str, str]]:

@@ -35,6 +35,10 @@ TOKENS_MIN, TOKENS_PER_CHAR = 2**8, 2**6
 """Tokens of a text: so many in any case, and so many for each character. A character may have four
 bytes, and become 18.
 """
+CHARS_MIN, CHARS_PER_TOKEN = 2**10, 2**8
+"""Characters of an answer: so many in any case, and so many for each token. The longest tokens of
+common models have some hundred spaces.
+"""
 OPENINGS_MAX: Final = 1_024
 """First messages whose tokens are cached: all samples of a prompt begin alike."""
 
@@ -100,6 +104,12 @@ class TemplateChat:
                 f"the tokenizer fails at an answer of {len(tokens):,} tokens: "
                 f"{error_text(error)}; correct the base model's tokenizer.json"
             ) from error
+        num_max = CHARS_MIN + CHARS_PER_TOKEN * len(tokens)
+        if len(text) > num_max:
+            raise ConfigError(
+                f"an answer of {len(tokens):,} tokens became {len(text):,} characters; at most "
+                f"{num_max:,} are read; correct the base model's tokenizer.json"
+            )
         return text
 
     def _opening(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> "array[int]":

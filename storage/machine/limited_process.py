@@ -14,8 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any, Final
 
 import psutil
@@ -28,10 +27,6 @@ POLL_INTERVAL_S: Final = 1.0
 """Pause between two polls of a child's CPU time."""
 END_TIMEOUT_S: Final = 10.0
 READ_BYTES: Final = 65_536
-ATTEMPTS_MAX: Final = 2
-"""Children that may end without an answer to one question: something else of the machine may have
-ended the first one.
-"""
 
 ENVIRONMENT_TEXT: Final = (
     "PATH HOME TMPDIR LANG LANGUAGE LC_ALL LC_CTYPE TZ LD_LIBRARY_PATH DYLD_LIBRARY_PATH "
@@ -151,33 +146,6 @@ class LimitedProcess:
         if code == -signal.SIGPROF:
             raise ProcessTimeoutError("it used up its CPU time")
         raise ProcessDiedError(f"it ended with status {code}")
-
-
-def answered(module: str, question: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of a new child to one question; of another one, where it is lost.
-
-    Raises:
-        ProcessTimeoutError, ProcessDiedError: no answer.
-    """
-    for _ in range(ATTEMPTS_MAX - 1):
-        with suppress(ProcessDiedError):
-            return _answer_of(LimitedProcess(module), question)
-    return _answer_of(LimitedProcess(module), question)
-
-
-def _answer_of(child: LimitedProcess, question: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return child.ask(question)
-    finally:
-        child.close()
-
-
-def result(answer: dict[str, Any], errors: Iterable[type[Exception]]) -> Any:
-    """Return the result of an answer of `child_limits.serve`; raise the error that it names."""
-    if "error" in answer:
-        raised = next(each for each in errors if each.__name__ == answer["error"])
-        raise raised(answer["message"])
-    return answer["result"]
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,9 @@ evaluated versions. This module does not select the episodes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from storage import layout
 from storage.errors import UNREADABLE, CorruptError, ObjectTooLargeError
@@ -44,7 +47,7 @@ class EvaluationSample:
 
 @dataclass(frozen=True, kw_only=True)
 class _Header:
-    versions: dict[str, Count]
+    versions: Annotated[dict[str, Count], Field(min_length=1)]
     groups: tuple[GroupHeader, ...]
     policy_sets: PolicySets
     write_id: str

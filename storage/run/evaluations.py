@@ -10,9 +10,11 @@ play or schedule evaluations.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 
 from storage import layout
 from storage.errors import UNREADABLE, ConfigError, CorruptError, NotFoundError
@@ -176,7 +178,7 @@ def decode(body: bytes) -> Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class _Header:
-    versions: dict[str, Count]
+    versions: Annotated[dict[str, Count], Field(min_length=1)]
     dataset: str
     workflow: str
     created_s: UnixTime

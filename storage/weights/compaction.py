@@ -225,7 +225,10 @@ def _is_multiplied(
     """Return whether a merge would take much more than what the `num_bytes` of single deltas need:
     a mirror copies these without applying them.
     """
-    changed = {origin: infos[name] for name, origin in origins.items() if origin.changes}
+    changed: dict[_Origin, TensorInfo] = {}
+    for name, origin in origins.items():
+        if origin.changes:
+            changed.setdefault(origin, infos[name])  # as `merge`: the first of several names
     read_bytes = sum(change.bits.nbytes for origin in changed for change in origin.changes)
     claimed_bytes = sum(map(bytes_of, changed.values()))
     return read_bytes > READS_MAX * num_bytes or claimed_bytes > GROWTH_MAX * num_bytes

@@ -6,17 +6,15 @@ The tokenizer is untrusted: it runs in a child process (`decoder_child.py`) with
 import base64
 import logging
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from typing import Final
 
 from storage.errors import UNREADABLE, CorruptError, NotFoundError
 from storage.formats.tokenizer_files import TOKENIZER
-from storage.machine.limited_process import (
-    LimitedProcess,
-    ProcessDiedError,
-    ProcessTimeoutError,
-    result,
-)
+from storage.machine.kept_process import KeptProcess, result
+from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutError
 from storage.store.object_store import ObjectStore
 from storage.weights import reader
 from tasks.episodes.decoder_child import ERRORS
@@ -40,10 +38,13 @@ class Decoder:
     def __init__(self, run: ObjectStore, policy: str) -> None:
         """`policy`: empty where no policy is known; its tokens are shown as numbers."""
         self._policy = policy
-        self._child: LimitedProcess | None = None
         self._texts: dict[int, str] = {}
+        self._process: KeptProcess | None = None
         if body := _tokenizer(run, policy):
-            self._start(body)
+            self._process = KeptProcess(MODULE, {"tokenizer": base64.b64encode(body).decode()})
+            self._end = weakref.finalize(self, self._process.close)
+            with self._failures():
+                result(self._process.ask(), ERRORS)
 
     def token(self, token: int) -> str:
         """Return the text of a token alone, up to TOKEN_TEXT_MAX characters."""
@@ -53,34 +54,24 @@ class Decoder:
 
     def text(self, tokens: list[int]) -> str:
         """Return the text of consecutive tokens, which may be parts of one character."""
-        if self._child is not None:
-            try:
-                answer = self._child.ask({"tokens": tokens})
-                return str(result(answer, ERRORS))
-            except CorruptError:
-                pass  # of these tokens
-            except (ProcessTimeoutError, ProcessDiedError) as error:
-                self._give_up(error)
+        if self._process is not None:
+            with self._failures(), suppress(CorruptError):  # the latter: of these tokens
+                return str(result(self._process.ask({"tokens": tokens}), ERRORS))
         return "".join(f"⟨{token}⟩" for token in tokens)
 
-    def _start(self, body: bytes) -> None:
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Show tokens as numbers from now on, where the block fails."""
         try:
-            self._child = LimitedProcess(MODULE)
-            self._end = weakref.finalize(self, self._child.close)
-            encoded = base64.b64encode(body).decode()
-            result(self._child.ask({"tokenizer": encoded}), ERRORS)
-        except (CorruptError, ProcessTimeoutError, ProcessDiedError) as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        log.warning(
-            "tokens are shown as numbers: the tokenizer.json of %s cannot be used: %s",
-            self._policy,
-            error,
-        )
-        if self._child is not None:
+            yield
+        except (CorruptError, OSError, ProcessTimeoutError, ProcessDiedError) as error:
+            log.warning(
+                "tokens are shown as numbers: the tokenizer.json of %s cannot be used: %s",
+                self._policy,
+                error,
+            )
             self._end()
-            self._child = None
+            self._process = None
 
 
 class Decoders:

@@ -128,10 +128,14 @@ def _load_pyfunc(path: str) -> ReferencedModel:
 
 def _pipeline(folder: Path, tokenizer: Any) -> Any:
     """Return transformers' pipeline of a checked model; ConfigError where it makes none."""
-    from transformers import pipeline
+    from transformers import AutoModelForCausalLM, pipeline
 
     try:
-        return pipeline("text-generation", model=str(folder), tokenizer=tokenizer)
+        # Not by its path: where a class fails, a pipeline tries those that config.json names.
+        model = AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype="auto", local_files_only=True, trust_remote_code=False
+        )
+        return pipeline("text-generation", model=model, tokenizer=tokenizer)
     except MemoryError:
         raise
     except Exception as error:  # transformers raises anything for a wrong value

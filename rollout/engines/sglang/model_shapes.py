@@ -11,17 +11,13 @@ from storage.formats.json_objects import dump
 from storage.formats.model_config import check_sizes, without_code
 from storage.formats.plain_model import is_plain
 from storage.machine.child_limits import MEMORY_BYTES_MAX
-from storage.machine.limited_process import (
-    ProcessDiedError,
-    ProcessTimeoutError,
-    answered,
-    result,
-)
+from storage.machine.kept_process import answered, result
+from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutError
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 
 SHAPES_CHILD: Final = "rollout.engines.sglang.shapes_child"
-BUILD_CPU_S: Final = 60.0
+BUILD_CPU_S: Final = 30.0
 """CPU seconds in which a model is built without memory for tensors. Common ones take a few."""
 NAMES_SHOWN_MAX = 5
 SPARE_TENSORS = 1000

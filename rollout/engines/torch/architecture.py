@@ -16,12 +16,8 @@ from typing import Final
 from storage.errors import ConfigError
 from storage.formats.plain_model import is_plain
 from storage.machine.child_limits import MEMORY_BYTES_MAX
-from storage.machine.limited_process import (
-    ProcessDiedError,
-    ProcessTimeoutError,
-    answered,
-    result,
-)
+from storage.machine.kept_process import answered, result
+from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutError
 from storage.records.types import Json
 
 FAMILIES = ("llama", "qwen2", "qwen3")

@@ -36,7 +36,8 @@ def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
     by `factor`, short ones unchanged, a linear blend between.
 
     Raises:
-        ConfigError: the scaling is not implemented, or a setting is not a positive number.
+        ConfigError: the scaling is not implemented, or a setting is not a positive number, or the
+            angles are not finite.
     """
     kind = rope.get("rope_type", "default")
     is_known = isinstance(kind, str) and kind in NUMBERS
@@ -58,8 +59,15 @@ def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies: Tensor = 1.0 / (rope["rope_theta"] ** exponents)
     if kind == "linear":
-        return frequencies.div_(rope["factor"])
-    return _llama3(frequencies, rope) if kind == "llama3" else frequencies
+        frequencies = frequencies.div_(rope["factor"])
+    elif kind == "llama3":
+        frequencies = _llama3(frequencies, rope)
+    if not frequencies.isfinite().all():
+        raise ConfigError(
+            f"the rope_parameters {rope!r} of the model's config.json give angles that are not "
+            "finite; correct them"
+        )
+    return frequencies
 
 
 def _llama3(frequencies: Tensor, rope: Json) -> Tensor:

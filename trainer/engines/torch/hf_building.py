@@ -19,17 +19,13 @@ from storage.errors import AstraFlowError, ConfigError, CorruptError
 from storage.formats.model_config import without_code
 from storage.formats.plain_model import is_plain
 from storage.machine.child_limits import MEMORY_BYTES_MAX
-from storage.machine.limited_process import (
-    ProcessDiedError,
-    ProcessTimeoutError,
-    answered,
-    result,
-)
+from storage.machine.kept_process import answered, result
+from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutError
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 
 FIT_CHILD: Final = "trainer.engines.torch.fit_child"
-BUILD_CPU_S: Final = 60.0
+BUILD_CPU_S: Final = 30.0
 """CPU seconds in which a model is built without memory for tensors. Common ones take a few."""
 NAMES_SHOWN_MAX = 5
 PARAMETERS_SPARE = 1000

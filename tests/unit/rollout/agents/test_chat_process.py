@@ -12,6 +12,7 @@ from rollout.agents import chat_process
 from rollout.agents.chat import user
 from rollout.agents.chat_process import ChatProcess, check_tokenizer
 from storage.errors import ConfigError, CorruptError
+from storage.machine import kept_process
 from storage.machine.limited_process import LimitedProcess
 from tests.support.runs.fakes import END_ID, base_files, tiny_chat
 
@@ -38,8 +39,9 @@ def chat() -> Iterator[ChatProcess]:
 
 
 def child_of(chat: ChatProcess) -> LimitedProcess:
-    assert chat._child is not None
-    return chat._child
+    child = chat._process._child
+    assert child is not None
+    return child
 
 
 async def test_a_chat_in_a_process_converts_as_one_without_a_process(chat: ChatProcess) -> None:
@@ -163,14 +165,14 @@ async def test_a_question_over_which_a_process_is_lost_is_asked_once_more(
                     self.kill()
             return super().ask(question)
 
-    monkeypatch.setattr(chat_process, "LimitedProcess", Dying)
+    monkeypatch.setattr(kept_process, "LimitedProcess", Dying)
     chat = ChatProcess(base_files())
     try:
         assert await chat.text([22]) == "7"
         assert len(set(asked)) == 2
         with pytest.raises(
             ConfigError,
-            match=r"process ended 2 times over an answer of 1 tokens, as it does where it needs",
+            match=r"takes more than 2,048 MiB for an answer of 1 tokens, or its process is lost; c",
         ):
             await chat.text([22])
         assert len(set(asked)) == 3  # the child that answered, and one more
@@ -191,7 +193,7 @@ def test_a_process_that_is_lost_while_it_loads_is_replaced_once(
                 self.kill()
             return super().ask(question)
 
-    monkeypatch.setattr(chat_process, "LimitedProcess", Dying)
+    monkeypatch.setattr(kept_process, "LimitedProcess", Dying)
     if num_lost == 1:
         ChatProcess(base_files()).close()
     else:
@@ -228,7 +230,10 @@ async def test_closing_ends_the_process_and_a_conversion_in_progress() -> None:
     await asyncio.to_thread(chat.close)
     results = await asyncio.gather(running, queued, return_exceptions=True)
     assert [type(result) for result in results] == [ConfigError, asyncio.CancelledError]
+    assert "the tokenizer was closed before the text was converted" in str(results[0])
     assert not psutil.pid_exists(child)
+    with pytest.raises(ConfigError, match="the tokenizer was closed before"):
+        await chat.text([22])
 
 
 def test_the_process_has_no_torch_and_none_of_the_services_secrets(
@@ -252,7 +257,7 @@ def test_only_the_files_of_a_chat_are_sent_to_the_process(monkeypatch: pytest.Mo
             sent.extend(json.loads(json.dumps(question)).get("files", ()))
             return super().ask(question)
 
-    monkeypatch.setattr(chat_process, "LimitedProcess", Recorded)
+    monkeypatch.setattr(kept_process, "LimitedProcess", Recorded)
     ChatProcess({**base_files(), "vocab.json": b"{}", "README.md": b""}).close()
     assert sent == sorted(base_files())
 
@@ -271,12 +276,11 @@ async def test_a_tokenizer_that_takes_long_often_is_not_asked_any_more(
         assert await chat.text([22]) == "7"  # one failure more is allowed for three conversions
         with pytest.raises(ConfigError, match="takes more than 1 s of CPU time"):
             await chat.opening([user("again")])
-        child = chat._child
         with pytest.raises(
             ConfigError, match=r"is not asked for an answer of 1 tokens: 2 of 5 conversions took"
         ):
             await chat.text([22])
-        assert child is chat._child is None
+        assert chat._process.pid is None
     finally:
         chat.close()
 
@@ -289,7 +293,7 @@ async def test_long_messages_have_more_cpu_time(monkeypatch: pytest.MonkeyPatch)
             limits.append(question["cpu_s"])
             return super().ask(question)
 
-    monkeypatch.setattr(chat_process, "LimitedProcess", Recorded)
+    monkeypatch.setattr(kept_process, "LimitedProcess", Recorded)
     chat = ChatProcess(base_files())
     try:
         await chat.opening([user("7" * 1_000)])
@@ -298,6 +302,8 @@ async def test_long_messages_have_more_cpu_time(monkeypatch: pytest.MonkeyPatch)
         await chat.continuation(before, [user("7" * 3_000)], END_ID)
     finally:
         chat.close()
+    check_tokenizer(base_files())
+    assert limits.pop() == chat_process.CHECK_CPU_S
     assert limits == [
         chat_process.LOAD_CPU_S,
         *(

@@ -402,3 +402,18 @@ def test_an_answer_that_the_decoder_cannot_read_is_an_error_with_its_length() ->
 def test_a_config_that_is_not_a_json_object_is_named(body: bytes) -> None:
     with pytest.raises(CorruptError, match=r"generation_config\.json (is a JSON list|is not JSON)"):
         load_chat({**base_files(), "generation_config.json": body})
+
+
+@pytest.mark.parametrize(("num_chars", "is_read"), [(1280, True), (1281, False)])
+def test_an_answer_that_becomes_very_many_characters_is_refused(
+    num_chars: int, is_read: bool
+) -> None:
+    longer = {"type": "Replace", "pattern": {"String": "7"}, "content": "x" * num_chars}
+    chat = with_tokenizer(decoder=longer)
+    if is_read:
+        assert chat.text([22]) == "x" * num_chars
+    else:
+        with pytest.raises(
+            ConfigError, match=r"^an answer of 1 tokens became 1,281 characters; at most 1,280 are"
+        ):
+            chat.text([22])

@@ -11,14 +11,13 @@ import pytest
 from storage.errors import ConfigError, CorruptError
 from storage.machine import limited_process
 from storage.machine.child_limits import ANSWER_CHARS_MAX
+from storage.machine.kept_process import result
 from storage.machine.limited_process import (
     ENVIRONMENT,
     LimitedProcess,
     ProcessDiedError,
     ProcessTimeoutError,
-    answered,
     child_environment,
-    result,
 )
 from tests.support.patience import PATIENCE_S
 
@@ -108,53 +107,6 @@ def test_a_stopped_child_is_given_up_whether_it_has_read_the_question_or_not(
     os.kill(serving.pid, signal.SIGSTOP)
     with pytest.raises(ProcessDiedError, match="it did not use the CPU for 2 s"):
         serving.ask({"say": "x" * num_chars})
-
-
-@pytest.mark.parametrize("num_lost", [0, 1, 2])
-def test_one_question_is_asked_once_more_where_its_child_is_lost(
-    num_lost: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[LimitedProcess] = []
-    popen, ask = subprocess.Popen, LimitedProcess.ask
-
-    def replaced(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
-        assert command[-1] == "named"
-        return popen([command[0], "-c", SERVING], **options)
-
-    def lost(child: LimitedProcess, question: dict[str, Any]) -> dict[str, Any]:
-        started.append(child)
-        if len(started) <= num_lost:
-            child.kill()
-        return ask(child, question)
-
-    monkeypatch.setattr(limited_process.subprocess, "Popen", replaced)
-    monkeypatch.setattr(LimitedProcess, "ask", lost)
-    if num_lost < 2:
-        assert result(answered("named", {"say": "a"}), ERRORS)[0] == "a"
-    else:
-        with pytest.raises(ProcessDiedError):
-            answered("named", {"say": "a"})
-    assert len(started) == min(num_lost + 1, 2)
-    assert all(child.has_ended for child in started)
-
-
-def test_a_question_that_takes_long_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[str] = []
-
-    class Slow:
-        def __init__(self, module: str) -> None:
-            started.append(module)
-
-        def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-            raise ProcessTimeoutError
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(limited_process, "LimitedProcess", Slow)
-    with pytest.raises(ProcessTimeoutError):
-        answered("named", {})
-    assert started == ["named"]
 
 
 def test_a_child_ends_with_its_standard_input(serving: LimitedProcess) -> None:

@@ -81,6 +81,13 @@ def test_the_sample_of_other_versions_than_in_its_key_is_corrupt(memory_store: O
         evaluation_samples.read(memory_store, {"solver": 4})
 
 
+def test_a_sample_of_no_policy_is_corrupt(memory_store: ObjectStore) -> None:
+    none = replace(sample(), versions={}, groups=())
+    memory_store.put("eval_samples/.arrow", evaluation_samples.encode(none))
+    with pytest.raises(CorruptError, match=r"^eval_samples/\.arrow: .*versions"):
+        evaluation_samples.read(memory_store, {})
+
+
 def test_a_shard_in_the_place_of_a_sample_is_corrupt(memory_store: ObjectStore) -> None:
     memory_store.put(KEY, shards.encode(builders.shard()))
     with pytest.raises(CorruptError, match=rf"^{KEY}: a evaluation_sample file of format 1 was"):

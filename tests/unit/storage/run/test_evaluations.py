@@ -108,6 +108,14 @@ def test_an_evaluation_of_other_versions_than_in_its_key_is_corrupt() -> None:
         evaluations.read(run, {"solver": 40, "verifier": 40})
 
 
+def test_an_evaluation_of_no_policy_is_corrupt() -> None:
+    run = open_store("memory://evals-of-none")
+    run.put("evals/.arrow", evaluations.encode(replace(evaluation(20), versions={})))
+    found = evaluations.read_all(run)
+    assert found.readable == ()
+    assert "versions" in found.unreadable["evals/.arrow"]
+
+
 def test_an_evaluation_that_arrives_damaged_once_is_read_again() -> None:
     run = open_store("memory://evals-damaged")
     evaluations.create(run, evaluation(20))

@@ -297,7 +297,12 @@ def test_single_deltas_that_exceed_the_memory_limit_together_are_not_merged(
 @pytest.mark.usefixtures("pays")
 @pytest.mark.parametrize(
     "claim",
-    ["thirty names of one change", "a tensor of 2^40 elements", "of 2^10 bytes for each byte"],
+    [
+        "thirty names of one change",
+        "a tensor of 2^40 elements",
+        "of 2^10 bytes for each byte",
+        "the first of two names with 2^40 elements",
+    ],
 )
 def test_a_merge_that_would_multiply_what_is_stored_is_not_begun(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch, claim: str
@@ -319,6 +324,11 @@ def test_a_merge_that_would_multiply_what_is_stored_is_not_begun(
         memory_store.put(key, body)
         info = FileInfo(file, len(body), file_digest(body))
         manifest = replace(manifest, files=(info, *manifest.files[1:]))
+    elif claim.startswith("the first"):
+        stored_as = infos["large"].entry or "large"
+        true = replace(infos.pop("large"), entry=stored_as)
+        first = replace(true, shape=(2**40,))
+        infos |= {"!large": first, "large": true}
     else:
         num_elements = 2**40 if "2^40" in claim else 2**10 * single // 2
         infos["large"] = replace(infos["large"], shape=(num_elements,))

@@ -8,6 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
+from storage.machine.kept_process import KeptProcess
+from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutError
 from tasks.episodes import decoder_child
 from tasks.episodes.decoder import DECODERS_MAX, TOKEN_TEXT_MAX, Decoder, Decoders
 from tests.support.runs.fakes import base_files
@@ -24,8 +26,10 @@ def run_with(name: str, **changes: Any) -> SmallRun:
 
 
 def child_of(decoder: Decoder) -> int:
-    assert decoder._child is not None
-    return decoder._child.pid
+    assert decoder._process is not None
+    pid = decoder._process.pid
+    assert pid is not None
+    return pid
 
 
 def test_tokens_are_decoded_alone_and_together() -> None:
@@ -75,7 +79,7 @@ def test_without_a_tokenizer_tokens_are_numbers(policy: str) -> None:
     decoder = Decoder(run_with(f"none-{policy}").run, policy)
     assert decoder.token(22) == "⟨22⟩"
     assert decoder.text([22, 10]) == "⟨22⟩⟨10⟩"
-    assert decoder._child is None
+    assert decoder._process is None
 
 
 def test_tokens_at_which_the_tokenizer_panics_are_numbers_and_others_are_not() -> None:
@@ -95,15 +99,43 @@ def test_a_tokenizer_that_cannot_be_loaded_is_named(caplog: pytest.LogCaptureFix
     assert decoder.token(22) == "⟨22⟩"
 
 
-def test_after_a_lost_process_tokens_are_numbers_and_known_ones_stay(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_lost_process_is_replaced() -> None:
     decoder = Decoder(run_with("lost").run, "solver")
     assert decoder.token(22) == "7"
     psutil.Process(child_of(decoder)).kill()
-    with caplog.at_level(logging.WARNING):
+    assert [decoder.token(token) for token in (22, 10)] == ["7", "+"]
+
+
+@pytest.mark.parametrize("error", [ProcessTimeoutError, ProcessDiedError, OSError])
+def test_after_a_failure_tokens_are_numbers_and_known_ones_stay(
+    error: type[Exception], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = Decoder(run_with(f"failed-{error.__name__}").run, "solver")
+    assert decoder.token(22) == "7"
+    child = child_of(decoder)
+
+    def fail(process: KeptProcess, question: object = None) -> None:
+        raise error("no more")
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+        patched.setattr(KeptProcess, "ask", fail)
         assert [decoder.token(token) for token in (22, 10, 23)] == ["7", "⟨10⟩", "⟨23⟩"]
     assert caplog.text.count("tokens are shown as numbers") == 1
+    assert not psutil.pid_exists(child)
+    assert decoder.token(24) == "⟨24⟩"
+
+
+def test_an_interruption_is_no_failure_of_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = Decoder(run_with("interrupted").run, "solver")
+
+    def interrupted(process: KeptProcess, question: object = None) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KeptProcess, "ask", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            decoder.token(22)
+    assert decoder.token(22) == "7"
 
 
 def test_all_texts_share_a_limit_of_cpu_time_that_grows_with_their_tokens(

@@ -151,6 +151,19 @@ def test_rope_settings_are_numbers_of_any_size(name: str) -> None:
         inverse_frequencies({**LLAMA3, name: 10**400}, 16)
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 1e-300},
+        {"rope_type": "default", "rope_theta": 1e-300},
+        {**LLAMA3, "factor": 1e-300},
+    ],
+)
+def test_rotations_that_are_not_finite_are_refused(rope: Json) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json give angles that are not finite"):
+        inverse_frequencies(rope, 16)
+
+
 def test_a_rope_type_that_is_no_text_is_refused() -> None:
     with pytest.raises(ConfigError, match="does not implement the rope scaling"):
         inverse_frequencies({**LLAMA3, "rope_type": []}, 16)
