@@ -64,6 +64,7 @@ class LimitedProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=child_environment(os.environ),
+            cwd="/",  # Python does not start in a folder that was deleted
         )
         self._unread = bytearray()
         try:

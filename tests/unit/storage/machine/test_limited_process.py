@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +114,18 @@ def test_a_child_ends_with_its_standard_input(serving: LimitedProcess) -> None:
     assert serving._child.stdin is not None
     serving._child.stdin.close()  # the effect of the parent's death in the kernel
     assert serving._child.wait(PATIENCE_S) == 0
+
+
+def test_a_child_starts_in_a_folder_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    child = LimitedProcess("tasks.episodes.decoder_child")
+    assert child.first == {"ready": True}
+    child.close()
 
 
 def test_a_child_that_does_not_start_is_named_with_its_status() -> None:
