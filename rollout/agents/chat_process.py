@@ -30,7 +30,7 @@ TEXT_CPU_S, PART_CPU_S = 5.0, 0.00001
 """CPU seconds of one conversion: so many in any case, and so many for each character or token.
 Common models take a microsecond or two for each.
 """
-CHECK_CPU_S: Final = 30.0
+CHECK_CPU_S: Final = 10.0
 """As LOAD_CPU_S, for a tokenizer that another process will make, too, without a limit."""
 FAILURES_MAX, TEXTS_PER_FAILURE = 3, 1_000
 """Conversions that may fail by a limit: so many in any case, and one more for as many conversions.

@@ -93,7 +93,10 @@ class AgentPool:
         return loaded
 
     async def load_newest(self, run: ObjectStore) -> dict[str, LoadedWeights]:
-        """Load the newest readable version of every policy; CorruptError when there is none."""
+        """Load the newest readable version of every policy; CorruptError when there is none.
+
+        ConfigError when two versions, or version 0, do not fit the model.
+        """
         loaded: dict[str, LoadedWeights] = {}
         for policy in self.engines:
             newest = await in_system_thread(manifests.latest, run, policy)
@@ -101,12 +104,15 @@ class AgentPool:
         return loaded
 
     async def _load_up_to(self, run: ObjectStore, policy: str, newest: int) -> LoadedWeights:
-        damage: CorruptError | None = None
+        damage: CorruptError | ConfigError | None = None
         for version in range(newest, -1, -1):
             try:
                 return (await self.load(run, {policy: version}))[policy]
-            except CorruptError as error:
-                damage = damage or error
+            except (CorruptError, ConfigError) as error:
+                misfits = [each for each in (error, damage) if isinstance(each, ConfigError)]
+                if len(misfits) == 2 or (misfits and version == 0):
+                    raise
+                damage = misfits[0] if misfits else damage or error
                 log.warning("%s starts from an older version: %s", policy, error)
             except NotFoundError:
                 if version == 0 and damage is None:

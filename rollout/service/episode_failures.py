@@ -5,6 +5,8 @@ anywhere in an exception: in groups, and among the exceptions from which it foll
 """
 
 import asyncio
+import traceback
+from collections.abc import Iterator
 from typing import Final
 
 from rollout.agents.failures import (
@@ -56,18 +58,29 @@ def failed_episode(error: BaseException, timeout_s: float | None = None) -> Epis
     return Episode(sequences=(), reward=0.0, error=message[:ERROR_CHARS_MAX], failure_kind=kind)
 
 
+def forget_variables(error: BaseException) -> None:
+    """Free the variables of the ended calls that `error`, and those it follows from, left: tokens
+    and texts, which cycles of references would keep until the next collection.
+    """
+    for part in _chain(error):
+        traceback.clear_frames(part.__traceback__)
+
+
 def broken_engine(error: BaseException) -> EngineFailedError | None:
     """Return the failure of an engine that `error` is, groups, or follows from; None for none."""
+    return next((part for part in _chain(error) if isinstance(part, EngineFailedError)), None)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, those of its group, and those from which it follows."""
     pending: list[BaseException | None] = [error]
     seen = set[int]()
     while pending:
         part = pending.pop()
         if part is None or id(part) in seen:
             continue
-        if isinstance(part, EngineFailedError):
-            return part
+        yield part
         seen.add(id(part))
         pending += [part.__cause__, part.__context__]
         if isinstance(part, BaseExceptionGroup):
             pending += part.exceptions
-    return None

@@ -19,7 +19,7 @@ from rollout.agents.seeds import derived_seed
 from rollout.agents.workflow import Agent, CallCounter
 from rollout.engines.engine import Engine, EngineFailedError
 from rollout.service.agent_pool import AgentPool
-from rollout.service.episode_failures import broken_engine, failed_episode
+from rollout.service.episode_failures import broken_engine, failed_episode, forget_variables
 from rollout.service.event_loop import cancel, gather
 from storage.errors import CorruptError
 from storage.records.rollouts import Episode, Group, Prompt
@@ -87,6 +87,7 @@ async def run_episode(
                 raise EngineFailedError(str(broken)) from error
             is_cut = isinstance(error, TimeoutError) and limit is not None and limit.is_over
             episode = failed_episode(error, pool.timeout_s if is_cut else None)
+            forget_variables(error)
         episode = replace(episode, seconds=time.perf_counter() - start_s)
     if on_episode is not None:
         on_episode(episode)

@@ -59,6 +59,8 @@ class WeightSync:
         """Duration of the last change of version; None before the first."""
         self._consecutive_failures = 0
         self._damaged = False
+        self._misfit: int | None = None
+        """The version since the loaded one that did not fit the model."""
 
     @property
     def policy(self) -> str:
@@ -82,11 +84,13 @@ class WeightSync:
     async def refresh(self) -> bool:
         """Load the newest version if it is newer than the engine's; return whether it was.
 
-        A failing store and damaged weights are reported and retried later.
+        A failing store and damaged weights are reported and retried later, and so is one version
+        that does not fit the model: no trainer publishes weights of another form.
 
         Raises:
-            ConfigError: the weights do not fit the model.
+            ConfigError: a second version does not fit the model, either.
         """
+        newest = None
         try:
             newer = await in_system_thread(
                 manifests.newer, self._run, self._policy, self._loader.engine.version
@@ -109,12 +113,14 @@ class WeightSync:
                 )
                 await self._loader.load(weights)
                 self._loaded, self._spare = weights, self._loaded
-        except ConfigError:
-            raise
         except AstraFlowError as error:
+            if isinstance(error, ConfigError):
+                if self._misfit not in (None, newest):
+                    raise
+                self._misfit = newest
             self._report(error)
             return False
-        self._consecutive_failures = 0
+        self._consecutive_failures, self._misfit = 0, None
         self.refresh_s = time.monotonic() - start_s
         self._heartbeat.update(versions={self._policy: newest})
         return True

@@ -5,12 +5,17 @@ run, and what it has used of its budget.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import Field
 
 from storage.plain_names import PartName
 from storage.records.machine_use import MachineUse
 from storage.records.numbers import Count, Quantity, UnixTime
 from storage.records.progress import Progress, ServiceKind
+
+PID_MAX: Final = 2**31 - 1
+"""Number of a process; operating systems refuse to look up larger ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +127,7 @@ class HeartbeatHeader:
     beat_s: UnixTime
     """Unix time at which the heartbeat was written."""
     started_s: UnixTime
-    pid: Count
+    pid: Annotated[int, Field(ge=0, le=PID_MAX)]
     host: str
     state: ServiceState | ClosingStep | str
     """A plain string only where a newer release wrote a state that this one does not have."""

@@ -156,7 +156,7 @@ class EventQueue:
                         for score in evaluations.scores(evaluation)
                     },
                 )
-            self._evaluated = key
+                self._evaluated = key  # not of a stranger's, after which others may not be listed
 
 
 def body(event: RunEvent, run: ObjectStore, run_id: str, flow_run_id: str) -> dict[str, Any]:

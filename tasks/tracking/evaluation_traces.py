@@ -67,6 +67,8 @@ class EvaluationTraces:
         self.is_behind = True
         end_s = self._clock() + SEND_S
         for key in evaluations.keys(self._run, start_after=self._done):
+            if not evaluations.read_all(self._run, [key]).readable:
+                continue  # a stranger's, after which others may not be listed
             if not self._send_evaluation(board, key, end_s):
                 break
             board.log(PARENT, [], {TRACED_TAG: key})

@@ -207,7 +207,7 @@ class Tracker:
         for key in evaluations.keys(self._run, start_after=self._evaluated):
             for evaluation in evaluations.read_all(self._run, [key]).readable:
                 board.log(PARENT, _finite(_evaluation_points(evaluation)))
-            self._evaluated = key
+                self._evaluated = key  # not of a stranger's, after which others may not be listed
 
     def _sample_heartbeats(self) -> None:
         """Sample each region's tokens per second and each machine's use from fresh heartbeats."""

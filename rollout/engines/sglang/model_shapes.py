@@ -17,7 +17,7 @@ from storage.records.types import Json
 from storage.records.weights import HostTensor
 
 SHAPES_CHILD: Final = "rollout.engines.sglang.shapes_child"
-BUILD_CPU_S: Final = 30.0
+BUILD_CPU_S: Final = 20.0
 """CPU seconds in which a model is built without memory for tensors. Common ones take a few."""
 NAMES_SHOWN_MAX = 5
 SPARE_TENSORS = 1000

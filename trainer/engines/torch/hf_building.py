@@ -25,14 +25,14 @@ from storage.records.types import Json
 from storage.records.weights import HostTensor
 
 FIT_CHILD: Final = "trainer.engines.torch.fit_child"
-BUILD_CPU_S: Final = 30.0
+BUILD_CPU_S: Final = 20.0
 """CPU seconds in which a model is built without memory for tensors. Common ones take a few."""
 NAMES_SHOWN_MAX = 5
 PARAMETERS_SPARE = 1000
 """Parameters that a skeleton may have beyond the given ones, so that missing ones are named."""
 TABLE_BYTES_MIN = 2**28
 """So many bytes a model may compute for itself, however small its weights are."""
-_DROPOUT = re.compile("dropout|pdrop|layerdrop|drop_path|drop_rate|jitter_noise")
+_DROPOUT = re.compile("dropout|pdrop|layerdrop|drop_path|drop_rate|jitter")
 """In the name of a setting of a model: the probability or the size of random changes in training.
 """
 

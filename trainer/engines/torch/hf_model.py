@@ -91,6 +91,7 @@ class HfModel:
             self.positions = _positions(self.model, model_config)
             _check_head(self.model, self.vocab_size)
             _run_at_last_positions(self.model, self.vocab_size, self.positions or PROBE_TOKENS)
+            _run_as_trained(self.model, self.vocab_size)
             if packed:
                 _check_packing(self.model, self.vocab_size)
         _set_attention(self.model, attention)
@@ -254,6 +255,18 @@ def _run_at_last_positions(model: Any, vocab_size: int, positions: int) -> None:
     last_BT = torch.arange(-PROBE_TOKENS, 0, device=device)[None] + positions
     with torch.no_grad():
         model.base_model(input_ids=probe_BT, position_ids=last_BT.clamp(min=0), use_cache=False)
+
+
+def _run_as_trained(model: Any, vocab_size: int) -> None:
+    """Run the body on a few tokens as in training, where some settings are read that others are
+    not: raises what transformers raises for wrong ones.
+    """
+    device = next(model.parameters()).device
+    probe_BT = torch.arange(PROBE_TOKENS, device=device)[None] % vocab_size
+    model.train()
+    with torch.no_grad():
+        model.base_model(input_ids=probe_BT, use_cache=False)
+    model.eval()
 
 
 def _check_packing(model: Any, vocab_size: int) -> None:

@@ -1,7 +1,7 @@
 import asyncio
 import threading
 from contextlib import AsyncExitStack
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -192,6 +192,35 @@ async def test_the_newest_readable_version_is_loaded(memory_store: ObjectStore) 
     spoil(memory_store, "verifier", 0)
     with pytest.raises(CorruptError):
         await pool.load_newest(memory_store)
+    await pool.close()
+
+
+async def test_one_version_that_does_not_fit_the_model_is_passed_over_at_the_start(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    misfits = {3}
+    load = ScriptedEngine.load
+
+    async def picky(engine: ScriptedEngine, version: int, weights: Any) -> None:
+        if version in misfits:
+            raise ConfigError(f"version {version} has a tensor that the model lacks")
+        await load(engine, version, weights)
+
+    monkeypatch.setattr(ScriptedEngine, "load", picky)
+    publish_base(memory_store, ["solver", "verifier"])
+    for version in (1, 2, 3):
+        publisher.publish(memory_store, "solver", version, tensors(version))
+    spoil(memory_store, "solver", 2)
+    pool = open_agent_pool(memory_store, CONFIG, SAMPLING)
+    loaded = await pool.load_newest(memory_store)
+    assert loaded["solver"].manifest.version == 1
+    misfits.add(1)
+    with pytest.raises(ConfigError, match="version 1 has a tensor"):
+        await pool.load_newest(memory_store)
+    misfits.clear()
+    misfits.add(0)
+    with pytest.raises(ConfigError, match="version 0 has a tensor"):
+        await pool.load_newest(memory_store)  # of the verifier
     await pool.close()
 
 

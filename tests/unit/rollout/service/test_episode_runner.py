@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import sys
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -68,6 +70,37 @@ class Plays:
         if self.hangs:
             await asyncio.Event().wait()
         return self.episode  # type: ignore[return-value]  # the very thing under test
+
+
+class Holds:
+    """A workflow whose failing calls are in cycles of references with what they hold."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    def __init__(self) -> None:
+        self.held: list[weakref.ref[Episode]] = []
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        episode = Episode(sequences=(), reward=0.0)
+        self.held.append(weakref.ref(episode))
+        error = ValueError("no answer")
+        try:
+            raise error
+        except ValueError as cause:
+            kept = cause
+            raise ModelFailedError(f"{kept}, and {episode.reward}") from cause
+
+
+async def test_a_failed_episode_keeps_nothing_that_its_workflow_held() -> None:
+    workflow = Holds()
+    pool = pool_of(workflow, solver=scripted_player("solver", solve))
+    gc.disable()
+    try:
+        episode = await run_episode(pool, PROMPT, seed=0)
+        assert [held() for held in workflow.held] == [None]
+    finally:
+        gc.enable()
+    assert episode.failure_kind is FailureKind.MODEL
 
 
 async def test_an_exception_of_an_episode_is_recorded_and_the_others_continue() -> None:

@@ -8,6 +8,7 @@ from rollout.config import EngineConfig
 from rollout.service.weight_loader import WeightLoader
 from rollout.service.weight_sync import WeightSync
 from storage.coordination.heartbeat_writer import HeartbeatWriter
+from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
 from storage.records.control import WaitReason
 from storage.records.weights import HostTensor
@@ -81,6 +82,41 @@ async def test_damaged_weights_are_never_loaded_and_are_reported(
     assert await refresher.refresh()
     assert engine.version == 3
     assert refresher.wait_reason is WaitReason.NONE
+
+
+class Picky(ScriptedEngine):
+    """An engine whose model has no place for the weights of some versions."""
+
+    misfits: tuple[int, ...] = ()
+
+    async def load(self, version: int, weights: object, digest: str | None = None) -> None:
+        if version in self.misfits:
+            raise ConfigError(f"version {version} has a tensor that the model lacks")
+        await super().load(version, tensors(version))
+
+
+async def test_one_version_that_does_not_fit_the_model_is_passed_over_and_a_second_one_is_not(
+    memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter
+) -> None:
+    await engine_at(memory_store, 1)
+    engine = Picky(EngineConfig(), {})
+    await engine.load(1, tensors(1))
+    sync = WeightSync(memory_store, "solver", WeightLoader(engine), 0.1, heartbeat_writer)
+    engine.misfits = (2, 4, 5)
+    for version in (2, 4):
+        publisher.publish(memory_store, "solver", version, tensors(version))
+        assert not await sync.refresh()
+        assert not await sync.refresh()
+        assert sync.wait_reason is WaitReason.DAMAGED_OBJECT
+        assert f"version {version} has a tensor" in heartbeat_writer.last.note
+        if version == 2:
+            publisher.publish(memory_store, "solver", 3, tensors(3))
+            assert await sync.refresh()
+            assert sync.wait_reason is WaitReason.NONE
+    assert engine.version == 3
+    publisher.publish(memory_store, "solver", 5, tensors(5))
+    with pytest.raises(ConfigError, match="version 5 has a tensor"):
+        await sync.refresh()
 
 
 class Pauses:

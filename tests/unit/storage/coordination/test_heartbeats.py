@@ -102,9 +102,15 @@ def test_a_heartbeat_with_an_extreme_number_is_unreadable_and_the_field_is_named
     assert WORKER_KEY in found.unreadable[WORKER_KEY]
 
 
+def test_a_heartbeat_of_a_process_that_none_can_be_is_unreadable(memory_store: ObjectStore) -> None:
+    memory_store.put(WORKER_KEY, body("pid", str(2**31)))
+    assert list(read_all(memory_store).unreadable) == [WORKER_KEY]
+
+
 def test_a_heartbeat_with_the_largest_allowed_numbers_is_read(memory_store: ObjectStore) -> None:
     for name, most in (
-        *((name, 2**63 - 1) for name in ("attempt", "beats", "pid", "versions.solver")),
+        *((name, 2**63 - 1) for name in ("attempt", "beats", "versions.solver")),
+        ("pid", 2**31 - 1),
         *((name, 2**53) for name in ("progress.orders_done", "rates.tokens_per_s", "seconds.wait")),
         ("by_policy.refresh_s.solver", 2**53),
     ):

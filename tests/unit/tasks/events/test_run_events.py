@@ -53,6 +53,17 @@ def test_versions_and_evaluations_are_announced_once_and_version_0_is_not(
     assert _told(queue) == [("version.published", 3), ("evaluation.done", {"solver": 2})]
 
 
+def test_evaluations_after_a_strangers_key_that_sorts_last_are_announced(
+    memory_store: ObjectStore,
+) -> None:
+    queue = EventQueue(memory_store, ["solver"])
+    memory_store.put("evals/zzz.arrow", b"x")
+    for version in (0, 1):
+        _evaluate(memory_store, version)
+        queue.look()
+        assert _told(queue) == [("evaluation.done", {"solver": version})]
+
+
 def test_a_new_supervisor_announces_the_last_ones_again_with_the_same_ids(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

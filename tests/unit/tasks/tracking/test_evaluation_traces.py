@@ -323,6 +323,15 @@ def test_a_damaged_or_missing_sample_is_logged_and_the_next_evaluation_is_traced
     assert caplog.text.count("an evaluation has no traces in MLflow: ") == 2
 
 
+def test_evaluations_after_a_strangers_key_that_sorts_last_are_traced() -> None:
+    small_run = run_with("traces-stranger", 0, 2)
+    small_run.run.put("evals/zzz.arrow", b"x")
+    board = Sent()
+    send(sender(small_run), board)
+    assert board.cursor == key_of(2)
+    assert len(board.taken) == 4
+
+
 def test_an_evaluation_that_keeps_nothing_has_no_traces() -> None:
     small_run = run_with("traces-nothing")
     small_run.evaluation(0, [1, 0], [1, 1])

@@ -55,6 +55,17 @@ def one_step(small_run: SmallRun, policy: str, step: int) -> None:
     small_run.version(policy, step, loss=float(step), ratio=float("nan"))
 
 
+def test_evaluations_after_a_strangers_key_that_sorts_last_are_logged(uri: str) -> None:
+    small_run = trained("tracking-stranger")
+    small_run.run.put("evals/zzz.arrow", b"x")
+    tracker = Tracker(small_run.run, RUN_ID, small_run.config, uri, clock=lambda: 1001.0)
+    for version in (0, 2):
+        small_run.evaluation(version, [1, 1], [1, 1])
+        assert tracker.sync()
+    curves = [Seen(uri).curve("parent", key) for key in Seen(uri).runs["parent"].data.metrics]
+    assert [0, 2] in [[step for step, _ in curve] for curve in curves]
+
+
 def test_a_sync_logs_every_step_evaluation_and_parameter(uri: str) -> None:
     small_run = trained("tracking-sync")
     small_run.evaluation(0, [0, 1], [1, 1])

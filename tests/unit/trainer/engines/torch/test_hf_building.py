@@ -169,6 +169,37 @@ def test_a_config_json_selects_no_kernel_of_the_hub() -> None:
     assert model.model.config._experts_implementation != "sonicmoe"
 
 
+def test_random_changes_of_the_hidden_states_in_training_are_switched_off() -> None:
+    dbrx = {
+        "model_type": "dbrx", "d_model": 16, "n_heads": 2, "n_layers": 2, "max_seq_len": 64,
+        "vocab_size": 24, "pad_token_id": 0,
+        "ffn_config": {
+            "ffn_hidden_size": 16, "moe_num_experts": 2, "moe_top_k": 1, "hidden_size": 16,
+            "moe_jitter_eps": 0.5,
+        },
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+    }  # fmt: skip
+    model = opened(dbrx)
+    tokens = torch.tensor([[3, 4, 5, 6, 7, 8]])
+    assert model.model.training
+    assert torch.equal(model.hidden(tokens), model.hidden(tokens))
+
+
+def test_a_value_that_is_read_in_training_only_is_named() -> None:
+    gemma3n = {
+        "model_type": "gemma3n_text", "hidden_size": 16, "head_dim": 8, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": [16, 16],
+        "vocab_size": 24, "vocab_size_per_layer_input": 24, "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 0, "laurel_rank": 4, "altup_num_inputs": 2,
+        "activation_sparsity_pattern": [0.0, 0.0], "final_logit_softcapping": 1e6,
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 16,
+        "max_position_embeddings": 64,
+    }  # fmt: skip
+    opened(gemma3n)
+    with pytest.raises(ConfigError, match="RuntimeError: value cannot be converted to type float"):
+        opened(gemma3n | {"altup_coef_clip": 1e300})
+
+
 LABELS = MODEL_CONFIG | {"num_labels": 50_000_000}
 """transformers makes a name for each: gigabytes, in minutes."""
 
