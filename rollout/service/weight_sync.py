@@ -16,7 +16,7 @@ from rollout.service.weight_loader import WeightLoader
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import BACKOFF_MAX_S, backoff_s
 from storage.coordination.system_threads import in_system_thread
-from storage.errors import AstraFlowError, ConfigError, TransientError
+from storage.errors import AstraFlowError, ConfigError, CorruptError, TransientError
 from storage.records.control import WaitReason
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, reader
@@ -90,7 +90,6 @@ class WeightSync:
         Raises:
             ConfigError: a second version does not fit the model, either.
         """
-        newest = None
         try:
             newer = await in_system_thread(
                 manifests.newer, self._run, self._policy, self._loader.engine.version
@@ -111,19 +110,28 @@ class WeightSync:
                     spare=self._spare,
                     memory_bytes=self._memory_bytes,
                 )
-                await self._loader.load(weights)
+                await self._load(weights)
                 self._loaded, self._spare = weights, self._loaded
+        except ConfigError:
+            raise
         except AstraFlowError as error:
-            if isinstance(error, ConfigError):
-                if self._misfit not in (None, newest):
-                    raise
-                self._misfit = newest
             self._report(error)
             return False
         self._consecutive_failures, self._misfit = 0, None
         self.refresh_s = time.monotonic() - start_s
         self._heartbeat.update(versions={self._policy: newest})
         return True
+
+    async def _load(self, weights: LoadedWeights) -> None:
+        """Load a version into the engine; CorruptError for the first one that does not fit."""
+        version = weights.manifest.version
+        try:
+            await self._loader.load(weights)
+        except ConfigError as error:
+            if self._misfit not in (None, version):
+                raise
+            self._misfit = version
+            raise CorruptError(f"version {version} does not fit the model: {error}") from error
 
     def _report(self, error: AstraFlowError) -> None:
         self.failures += 1

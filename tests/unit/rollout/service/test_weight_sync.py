@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from rollout.config import EngineConfig
+from rollout.service import weight_sync
 from rollout.service.weight_loader import WeightLoader
 from rollout.service.weight_sync import WeightSync
 from storage.coordination.heartbeat_writer import HeartbeatWriter
@@ -117,6 +118,22 @@ async def test_one_version_that_does_not_fit_the_model_is_passed_over_and_a_seco
     publisher.publish(memory_store, "solver", 5, tensors(5))
     with pytest.raises(ConfigError, match="version 5 has a tensor"):
         await sync.refresh()
+
+
+async def test_a_store_that_cannot_be_read_as_it_is_set_up_is_no_damage(
+    memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await engine_at(memory_store, 1)
+    sync = WeightSync(memory_store, "solver", WeightLoader(engine), 0.1, heartbeat_writer)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConfigError("weights is a link")
+
+    publisher.publish(memory_store, "solver", 2, tensors(2))
+    for module, name in ((weight_sync.reader, "read"), (manifests, "newer")):
+        monkeypatch.setattr(module, name, refuse)
+        with pytest.raises(ConfigError, match="weights is a link"):
+            await sync.refresh()
 
 
 class Pauses:
