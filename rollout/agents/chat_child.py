@@ -11,12 +11,21 @@ from typing import Any, Final
 
 from rollout.agents.template_chat import TemplateChat, load_chat, load_tokenizer
 from storage.errors import ConfigError, CorruptError
-from storage.machine.child_limits import limit_cpu, open_replies, serve
+from storage.machine.child_limits import (
+    address_space_bytes,
+    limit_cpu,
+    limit_memory,
+    open_replies,
+    serve,
+)
 
 START_CPU_S: Final = 120.0
 """CPU seconds after which the kernel ends a child that is still importing."""
 ERRORS: Final = (ConfigError, CorruptError, OSError)
 """What the parent raises again, by its name."""
+CHECK_MEMORY_BYTES_MAX: Final = 768 << 20
+"""Of a tokenizer that another process will make, too, without a limit. One of 42 MB takes 505 MiB.
+"""
 CALLS: Final = ("opening", "continuation", "text")
 
 
@@ -40,6 +49,7 @@ class ChatChild:
         if files is not None:
             read = {name: base64.b64decode(body) for name, body in files.items()}
             if call == "check":
+                limit_memory(address_space_bytes() + CHECK_MEMORY_BYTES_MAX)
                 load_tokenizer(read)
                 return None
             self._chat = load_chat(read)

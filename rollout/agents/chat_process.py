@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final
 
 from rollout.agents.chat import Message
-from rollout.agents.chat_child import ERRORS
+from rollout.agents.chat_child import CHECK_MEMORY_BYTES_MAX, ERRORS
 from rollout.agents.template_chat import CHAT_FILES
 from storage.errors import ConfigError
 from storage.machine.child_limits import MEMORY_BYTES_MAX
@@ -30,7 +30,7 @@ TEXT_CPU_S, PART_CPU_S = 5.0, 0.00001
 """CPU seconds of one conversion: so many in any case, and so many for each character or token.
 Common models take a microsecond or two for each.
 """
-CHECK_CPU_S: Final = 10.0
+CHECK_CPU_S: Final = 15.0
 """As LOAD_CPU_S, for a tokenizer that another process will make, too, without a limit."""
 FAILURES_MAX, TEXTS_PER_FAILURE = 3, 1_000
 """Conversions that may fail by a limit: so many in any case, and one more for as many conversions.
@@ -170,9 +170,10 @@ def _first_result(process: KeptProcess) -> Any:
         if not isinstance(error, ProcessTimeoutError | ProcessDiedError):
             raise
         first = process.first
+        memory_bytes = CHECK_MEMORY_BYTES_MAX if "call" in first else MEMORY_BYTES_MAX
         raise ConfigError(
             f"the base model's files ({', '.join(first['files'])}) make no tokenizer within "
-            f"{first['cpu_s']:g} s of CPU time and {MEMORY_BYTES_MAX >> 20:,} MiB: its process "
+            f"{first['cpu_s']:g} s of CPU time and {memory_bytes >> 20:,} MiB: its process "
             f"failed ({error}); correct tokenizer.json, or the chat template"
         ) from error
 

@@ -31,9 +31,9 @@ STOP_IDS_MAX: Final = 256
 """End tokens that a model's files may name: each sampled token is compared with all of them. Common
 models name up to five.
 """
-TOKENS_MIN, TOKENS_PER_CHAR = 2**8, 2**6
-"""Tokens of a text: so many in any case, and so many for each character. A character may have four
-bytes, and become 18.
+TOKENS_MIN, TOKENS_PER_CHAR = 2**14, 2**6
+"""Tokens of messages: so many in any case, since a template may begin with a text of its own, and
+so many for each of their characters. A character may have four bytes, and become 18.
 """
 CHARS_MIN, CHARS_PER_TOKEN = 2**10, 2**8
 """Characters of an answer: so many in any case, and so many for each token. The longest tokens of
@@ -88,7 +88,7 @@ class TemplateChat:
                 "the text after the answer before them; use a workflow of single turns, or a "
                 "template that only appends"
             )
-        tokens = self._encode(continued)
+        tokens = self._encode(continued, new)
         return tokens[1:] if tokens and last_token == self._end_of_turn == tokens[0] else tokens
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -114,7 +114,7 @@ class TemplateChat:
 
     def _opening(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> "array[int]":
         rendered = self._render([dict(message) for message in messages], answer_next=True)
-        return array("I", self._encode(rendered))
+        return array("I", self._encode(rendered, [dict(message) for message in messages]))
 
     def _render(self, messages: Sequence[Message], *, answer_next: bool) -> str:
         try:
@@ -132,7 +132,8 @@ class TemplateChat:
             ) from error
         return text
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a rendered text, of which `messages` are a part."""
         backend = self._tokenizer.backend_tokenizer
         try:
             # Not `encode`, which also computes the place of each token in the text.
@@ -145,11 +146,13 @@ class TemplateChat:
                 "correct the base model's tokenizer.json, or its chat template"
             ) from error
         tokens: list[int] = encoded.ids
-        num_max = TOKENS_MIN + TOKENS_PER_CHAR * len(text)
+        num_chars = sum(len(str(text)) for message in messages for text in message.values())
+        num_max = TOKENS_MIN + TOKENS_PER_CHAR * num_chars
         if len(tokens) > num_max:
             raise ConfigError(
-                f"a text of {len(text):,} characters became {len(tokens):,} tokens; at most "
-                f"{num_max:,} are read"
+                f"messages of {num_chars:,} characters became {len(tokens):,} tokens; at most "
+                f"{num_max:,} are read; correct the base model's tokenizer.json, or its chat "
+                "template"
             )
         return tokens
 
@@ -164,7 +167,7 @@ class TemplateChat:
         """
         conversation = [user("?"), {"role": "assistant", "content": PLACEHOLDER}]
         after = self._after_placeholder(self._render(conversation, answer_next=False))
-        tokens = self._encode(after) if after else []
+        tokens = self._encode(after, conversation) if after else []
         return tokens[0] if tokens and tokens[0] in self._tokenizer.all_special_ids else None
 
 

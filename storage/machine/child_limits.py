@@ -21,7 +21,7 @@ import psutil
 MEMORY_BYTES_MAX: Final = 2 << 30
 """Address space beyond that of the imported libraries, which depends on the machine."""
 ANSWER_CHARS_MAX: Final = 1 << 23
-"""Of an answer as JSON, a million tokens: the parent has no limit of memory."""
+"""Of an answer as JSON, such as a million tokens: the parent has no limit of memory."""
 
 
 def open_replies() -> TextIO:

@@ -9,7 +9,6 @@ play or schedule evaluations.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
@@ -24,6 +23,7 @@ from storage.plain_names import new_write_id
 from storage.records.numbers import Count, Quantity, UnixTime
 from storage.records.types import Float32
 from storage.store.object_store import ObjectStore, read_twice
+from storage.store.remembered import remembered
 
 CACHE_MAX = 1024
 """Evaluations in the cache of the process."""
@@ -199,7 +199,7 @@ def _read_key(run: ObjectStore, name: str) -> Evaluation:
     return evaluation
 
 
-@lru_cache(maxsize=CACHE_MAX)  # they never change, and a live view reads all of them every second
+@remembered(CACHE_MAX)  # a live view reads all of them every second
 def _read_cached(run: ObjectStore, name: str) -> Evaluation:
     return _read_key(run, name)
 

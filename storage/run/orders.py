@@ -12,6 +12,8 @@ from storage.run.quarantine import is_quarantined
 from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 
+SHOWN_MAX = 200
+"""Characters of a name in an error."""
 EPISODES_MAX = 2**16
 """Episodes of one order: a worker starts a task for each of them at once."""
 COPIED_VALUES_MAX, COPIED_BYTES_MAX = 2**27, 2**33
@@ -96,6 +98,10 @@ def _decoded(body: bytes, key: str, episodes_max: int = EPISODES_MAX) -> Order:
         raise CorruptError(
             f"{key} has {_num_episodes(order)} episodes; at most {episodes_max} are allowed"
         )
+    for prompt in order.prompts:
+        if found := json_values.fault(prompt.fields):
+            path, reason = (text[:SHOWN_MAX] for text in found)
+            raise CorruptError(f"{key}: {path!r} of prompt {prompt.id[:SHOWN_MAX]!r} {reason}")
     samples = order.samples_per_prompt
     values_max = COPIED_VALUES_MAX // max(1, samples)
     if len(body) * samples > COPIED_BYTES_MAX or num_values(body, values_max) > values_max:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import UNREADABLE, AstraFlowError, NotFoundError
-from storage.records.batches import Batch
 from storage.records.control import ClosingStep, Heartbeat, Stop
 from storage.records.progress import (
     MirrorProgress,
@@ -25,6 +24,7 @@ from storage.run import batches, evaluations, orders, shards
 from storage.run import runs as stored_runs
 from storage.run.runs import RunRecord
 from storage.store.object_store import ObjectStore
+from storage.store.remembered import remembered
 from storage.weights import manifests, tags
 from tasks.monitoring.budget_status import read_budget
 from tasks.monitoring.status_schema import (
@@ -58,6 +58,8 @@ __all__ = [  # readers of a status need its types too
     "status_of",
 ]
 
+NEWEST_MAX = 256
+"""Batches of which what is shown is kept."""
 REASONS_MAX = 3
 """Objects of one kind that are named with the reason why they cannot be read."""
 SHOWN_MAX = 1e15
@@ -70,8 +72,17 @@ class _Newest:
 
     version: int | None
     batches: int
-    batch: Batch | None
+    batch: "_NewestBatch | None"
     """Number `batches`; None before the first."""
+
+
+@dataclass(frozen=True)
+class _NewestBatch:
+    """What is shown of a batch, which may be large."""
+
+    metrics: Mapping[str, float]
+    closed_below: int
+    orders_done: int
 
 
 def status(store: ObjectStore, run_id: str, now_s: float | None = None) -> Status:
@@ -242,10 +253,16 @@ def _newest(
     # newest version.
     made = batches.next_step(run, policy, start=(version or 0) + 1) - 1
     try:
-        return _Newest(version, made, batches.read(run, policy, made) if made else None)
+        return _Newest(version, made, _read_batch(run, policy, made) if made else None)
     except (NotFoundError, *UNREADABLE) as error:
         problems.append(f"batch {made} of {policy} cannot be read: {error}")
         return _Newest(version, made, None)
+
+
+@remembered(NEWEST_MAX)
+def _read_batch(run: ObjectStore, policy: str, step: int) -> _NewestBatch:
+    batch = batches.read(run, policy, step)
+    return _NewestBatch(batch.metrics, batch.closed_below, batch.closed_below + len(batch.closed))
 
 
 def _hint(policy: str, beats: Iterable[Heartbeat]) -> int:
@@ -395,4 +412,4 @@ def _closed_below(newest: _Newest) -> int:
 
 
 def _orders_done(newest: _Newest) -> int:
-    return newest.batch.closed_below + len(newest.batch.closed) if newest.batch else 0
+    return newest.batch.orders_done if newest.batch else 0

@@ -4,7 +4,7 @@ import pytest
 
 from data_ops.algorithms import policy_groups
 from data_ops.prompts import parquet, path, rows, source, window
-from rollout.agents import chat_process, template_chat
+from rollout.agents import chat_child, chat_process, template_chat
 from storage.formats import arrow_sizes, json_objects, json_values, tensor_set
 from storage.machine import child_limits
 from storage.run import prompt_windows
@@ -44,9 +44,10 @@ WINDOW_BYTES = window.DataWindow.model_fields["bytes_max"].default
         f"{child_limits.MEMORY_BYTES_MAX / 2**30:g} GiB of memory beyond its libraries: "
         f"{chat_process.LOAD_CPU_S:g} s of CPU time to load it, {chat_process.TEXT_CPU_S:g} s and "
         f"{1000 * chat_process.PART_CPU_S:g} ms for each character for a text, "
-        f"{template_chat.TOKENS_PER_CHAR} tokens for each character of it and "
+        f"{template_chat.TOKENS_PER_CHAR} tokens for each character of its messages and "
         f"{template_chat.CHARS_PER_TOKEN} characters for each token of an answer",
-        f"does so after a child has, within {chat_process.CHECK_CPU_S:g} s",
+        f"does so after a child has, within {chat_process.CHECK_CPU_S:g} s and "
+        f"{chat_child.CHECK_MEMORY_BYTES_MAX / 2**20:g} MiB",
         f"a child process with {hf_building.BUILD_CPU_S:g} s of CPU time and 2 GiB makes it",
     ],
 )

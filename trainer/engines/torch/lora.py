@@ -5,6 +5,7 @@ x ──▶ W (frozen) ──────────▶ + ──▶ y         {
                                              {layer}.lora_B.weight  B [outputs, rank], first 0
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,12 +20,10 @@ from trainer.adapters import Lora
 from trainer.engines.torch.hf_model import HfModel, Whole
 from trainer.engines.torch.host_tensors import to_torch
 
-PEFT_NAMES = {
-    ".base_layer.": ".",
-    ".lora_A.default.": ".lora_A.",
-    ".lora_B.default.": ".lora_B.",
-}
-"""Parts of peft's names of tensors, and what they are in ours."""
+PEFT_NAMES = re.compile(r"\.base_layer(?=\.)|(?<=\.lora_[AB])\.default(?=\.)")
+"""Parts of peft's names of tensors that ours do not have. A module with two adapted parameters,
+such as fused experts, is wrapped twice.
+"""
 
 
 class LoraModel(HfModel):
@@ -174,6 +173,4 @@ def _adapted(model: Any) -> list[Any]:
 
 
 def _our_name(name: str) -> str:
-    for theirs, ours in PEFT_NAMES.items():
-        name = name.replace(theirs, ours)
-    return name
+    return PEFT_NAMES.sub("", name)

@@ -210,10 +210,10 @@ def test_a_tokenizer_without_a_template_is_checked() -> None:
         check_tokenizer(files | {"tokenizer.json": b"{}"})
 
 
-async def test_a_result_of_very_many_tokens_is_an_error_in_the_process() -> None:
+async def test_very_many_tokens_are_an_error_in_the_process() -> None:
     chat = ChatProcess(at_a_second_question("{{ messages[0].content * 500000 }}"))
     try:
-        with pytest.raises(ConfigError, match=r"the result has more than 8,388,608 characters"):
+        with pytest.raises(ConfigError, match=r"messages of 9 characters became 2,500,005 tokens"):
             await chat.opening([user("again")])
         assert await chat.text([22]) == "7"
     finally:

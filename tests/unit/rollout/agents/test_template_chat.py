@@ -338,21 +338,28 @@ def test_unusable_chat_files_give_an_error_of_one_sentence(
         load_chat({**base_files(), name: body})
 
 
-def test_a_question_that_becomes_very_many_tokens_is_refused() -> None:
-    """Each byte-level step makes two characters of one outside of ASCII."""
-    fields = json.loads(base_files()["tokenizer.json"])
-    step = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": False,
-    }
-    fields["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [step] * 6}
-    grown = load_chat({**base_files(), "tokenizer.json": json.dumps(fields).encode()})
-    with pytest.raises(
-        ConfigError, match=r"^a text of [0-9]+ characters became .* tokens; at most"
-    ):
-        grown.opening([user("\N{WHITE SMILING FACE}" * 200)])
+@pytest.mark.parametrize(
+    ("template", "num_tokens"),
+    [
+        ("{{ '?' * 16000 }}{% for m in messages %}{{ m.content }}{% endfor %}", None),
+        ("{{ '?' * 17000 }}{% for m in messages %}{{ m.content }}{% endfor %}", "17,002"),
+        ("{% for m in messages %}{{ m.content * 9000 }}{% endfor %}", "18,000"),
+    ],
+)
+def test_a_template_that_makes_very_many_tokens_of_messages_is_refused(
+    template: str, num_tokens: str | None
+) -> None:
+    only_later = "{% if messages[0].content == '??' %}" + template + "{% else %}"
+    only_later += "{% for m in messages %}{{ m.content }}{% endfor %}{% endif %}"
+    chat = with_template(only_later)
+    if num_tokens is None:
+        assert len(chat.opening([user("??")])) == 16_002
+    else:
+        with pytest.raises(
+            ConfigError,
+            match=rf"^messages of 6 characters became {num_tokens} tokens; at most 16,768 are read",
+        ):
+            chat.opening([user("??")])
 
 
 def test_a_template_that_fails_without_a_message_is_named() -> None:

@@ -45,6 +45,26 @@ def test_an_order_of_very_many_samples_of_large_prompts_is_neither_stored_nor_re
         orders.read(memory_store, 1)
 
 
+@pytest.mark.parametrize(
+    ("depth", "why"), [(31, ""), (32, "is nested deeper than 32 levels"), (150, "is nested deeper")]
+)
+def test_an_order_whose_prompts_are_nested_deeply_is_damaged(
+    depth: int, why: str, memory_store: ObjectStore
+) -> None:
+    """A shard has its prompts deeper: workers could not store it."""
+    nested: Any = 0
+    for _ in range(depth):
+        nested = [nested]
+    prompts = (Prompt("p/0", {"question": nested}),)
+    order = Order(number=7, prompts=prompts, samples_per_prompt=1, seed=0, seen=(), cursor={})
+    memory_store.put(layout.order(7), json_objects.seal(order))
+    if not why:
+        assert orders.read(memory_store, 7).prompts == prompts
+    else:
+        with pytest.raises(CorruptError, match=rf"^orders/.*7\.json: .* of prompt 'p/0' {why}"):
+            orders.read(memory_store, 7)
+
+
 def test_an_order_of_more_episodes_than_those_of_the_run_is_damaged(
     memory_store: ObjectStore,
 ) -> None:

@@ -13,6 +13,7 @@ from storage.records.progress import (
     TrainerProgress,
 )
 from storage.run import shards, usage
+from storage.store.object_store import ObjectStore
 from tasks.monitoring.budget_status import BudgetStatus, budget_words
 from tasks.monitoring.status import RunSummary, Status, newest_version, runs, status
 from tests.support.checkout import ROOT
@@ -264,6 +265,27 @@ def test_a_damaged_batch_does_not_hide_the_rest_of_the_status() -> None:
     small_run.run.put("batches/solver/00000002.arrow", b"damage")
     solver = status(small_run.store, RUN_ID, NOW_S).policies["solver"]
     assert (solver.version, solver.batches, solver.reward_mean) == (2, 2, None)
+
+
+def test_the_newest_batch_and_each_evaluation_are_read_once_by_a_view(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_run = SmallRun("status-read-once")
+    for policy in ("solver", "verifier"):
+        small_run.batch(policy, 1)
+    small_run.evaluation(0, [1.0], [1.0])
+    read: list[str] = []
+    get = type(small_run.store).get
+
+    def recorded(store: ObjectStore, key: str) -> bytes:
+        read.append(key)
+        return get(store, key)
+
+    monkeypatch.setattr(type(small_run.store), "get", recorded)
+    first, second = (status(small_run.store, RUN_ID, now_s=1.0) for _ in range(2))
+    assert first == second
+    for kind in ("batches/solver/", "batches/verifier/", "evals/"):
+        assert sum(kind in key for key in read) == 1, kind
 
 
 def test_the_newest_version_is_found_with_any_hint() -> None:

@@ -22,6 +22,7 @@ from tests.support.models.trainer_cases import (
 )
 from trainer.adapters import Lora
 from trainer.config import TrainConfig
+from trainer.engines.torch import lora
 from trainer.engines.torch.engine import TorchTrainEngine
 from trainer.engines.torch.host_tensors import to_torch
 from trainer.engines.torch.lora import LoraModel
@@ -300,3 +301,18 @@ def test_layers_with_biases_and_an_untied_head_are_adapted_too(kind: str) -> Non
         if tensor.bits.tolist() != weights[name].bits.tolist()
     }
     assert changed == set(ALL)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("layers.0.q_proj.base_layer.weight", "layers.0.q_proj.weight"),
+        ("layers.0.q_proj.lora_A.default.weight", "layers.0.q_proj.lora_A.weight"),
+        ("layers.0.q_proj.lora_B.default.weight", "layers.0.q_proj.lora_B.weight"),
+        ("mlp.experts.base_layer.base_layer.gate_up_proj", "mlp.experts.gate_up_proj"),
+        ("mlp.experts.base_layer.lora_A.default.weight", "mlp.experts.lora_A.weight"),
+        ("default.base_layer_norm.weight", "default.base_layer_norm.weight"),
+    ],
+)
+def test_names_of_peft_become_those_of_the_base(theirs: str, ours: str) -> None:
+    assert lora._our_name(theirs) == ours
