@@ -123,12 +123,15 @@ class WeightSync:
         return True
 
     async def _load(self, weights: LoadedWeights) -> None:
-        """Load a version into the engine; CorruptError for the first one that does not fit."""
+        """Load a version into the engine; CorruptError for the first one that does not fit,
+        where another one is loaded.
+        """
         version = weights.manifest.version
         try:
             await self._loader.load(weights)
         except ConfigError as error:
-            if self._misfit not in (None, version):
+            has_none = self._loader.engine.version < 0  # its start may have failed
+            if has_none or self._misfit not in (None, version):
                 raise
             self._misfit = version
             raise CorruptError(f"version {version} does not fit the model: {error}") from error
