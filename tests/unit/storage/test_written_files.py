@@ -25,7 +25,7 @@ WRITERS = {
     "storage/store/local.py _open_file os.open": "opens for reading, by the flags it is given",
     "tasks/maintenance/export_folder.py write os.replace": "renames what `write_inside` wrote, by the same names",
     "tasks/maintenance/export_folder.py write rmtree": "deletes the temporary folder of its own making",
-    "storage/machine/child_limits.py open_replies os.fdopen": "the judge's pipe",
+    "storage/machine/child_limits.py open_replies os.fdopen": "the pipe to the parent",
     "trainer/engines/ranks/messages.py content_of os.fdopen": "a file in memory, without a name",
     "storage/machine/temporary_folders.py temporary_folder rmtree": "the temporary folder of its own making",
     "storage/machine/temporary_folders.py _delete_abandoned rmtree": "those of killed processes, by their prefix",
