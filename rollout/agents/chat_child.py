@@ -1,7 +1,8 @@
 """The child process of a chat: `python -m rollout.agents.chat_child`. See `child_limits.serve`.
 
-The first question has the files of a base model: {"files": {"tokenizer.json": Base64, …}}. Its
-answer are the end tokens. The others are calls of the chat: {"call": "text", "tokens": [349, 358]}.
+The first question has the files of a base model: {"files": {"tokenizer.json": Base64, …}}. The
+answer to it is the list of the end tokens. The others are calls of the chat, such as
+{"call": "text", "tokens": [349, 358]}.
 """
 
 import base64
@@ -13,14 +14,11 @@ from rollout.agents.template_chat import TemplateChat, load_chat, load_tokenizer
 from storage.errors import ConfigError, CorruptError
 from storage.machine.child_limits import (
     address_space_bytes,
-    limit_cpu,
     limit_memory,
     open_replies,
     serve,
 )
 
-START_CPU_S: Final = 120.0
-"""CPU seconds after which the kernel ends a child that is still importing."""
 ERRORS: Final = (ConfigError, CorruptError, OSError)
 """What the parent raises again, by its name."""
 CHECK_MEMORY_BYTES_MAX: Final = 768 << 20
@@ -31,7 +29,6 @@ CALLS: Final = ("opening", "continuation", "text")
 
 def main() -> None:
     replies = open_replies()
-    limit_cpu(START_CPU_S)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time needs no other threads
     _import_transformers()
     serve(ChatChild().answer, replies, ERRORS)

@@ -34,8 +34,6 @@ from rollout.rewards.math_answers.numbers import is_long_decimal, read_number
 from storage.machine.child_limits import limit_cpu, limit_memory, open_replies, reply
 
 MEMORY_BYTES_MAX: Final = 2 << 30
-START_CPU_S: Final = 120.0
-"""CPU seconds after which the kernel ends a child that is still importing."""
 RESIDENT_BYTES_MAX: Final = 512 << 20
 """Peak of resident memory after which a child answers no further question."""
 REFERENCES_MAX: Final = 1024
@@ -52,7 +50,6 @@ POINTS: Final = 3
 def main() -> None:
     replies = open_replies()
     limit_memory(MEMORY_BYTES_MAX)
-    limit_cpu(START_CPU_S)
     try:
         import math_verify  # noqa: F401 -- the import takes most of the start
     except ImportError as error:

@@ -22,10 +22,16 @@ MEMORY_BYTES_MAX: Final = 2 << 30
 """Address space beyond that of the imported libraries, which depends on the machine."""
 ANSWER_CHARS_MAX: Final = 1 << 23
 """Of an answer as JSON, such as a million tokens: the parent has no limit of memory."""
+START_CPU_S: Final = 240.0
+"""CPU seconds after which the kernel ends a child that is still importing."""
 
 
 def open_replies() -> TextIO:
-    """Return the stream of the answers. What libraries print is not among them from here on."""
+    """Return the stream of the answers. What libraries print is not among them from here on.
+
+    Called before the imports, whose CPU time is limited.
+    """
+    limit_cpu(START_CPU_S)
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     # Ctrl-C in a terminal reaches children too; the parent ends this one.

@@ -1,8 +1,9 @@
 """Readers of objects that never change, which views read every second.
 
-remembered(256)(read)(run, key) ──▶ value: kept
-                                ──▶ CorruptError after more than SLOW_S: kept for a while, since
-                                    a person may put a good copy in the object's place
+    remembered(256)(read)(run, key) ──▶ value: kept
+                                    ──▶ CorruptError after more than SLOW_S: kept for a while
+
+A person may put a good copy in the place of a damaged object: it is read again then.
 """
 
 import time

@@ -1,18 +1,17 @@
 """Status of a run, read from its stored objects alone, for `astraflow status` and `astraflow runs`.
 
 Cheap enough for a poll every second of a run with 10,000 steps: the search for the newest version
-starts at the trainer's heartbeat, and only the newest batch of a policy is read. The fields are
-described in `status_schema.py`; whole curves are read by `training_curves.py`.
+starts at the trainer's heartbeat, and only the newest batch of a policy is read, once. The fields
+are described in `status_schema.py`; whole curves are read by `training_curves.py`.
 """
 
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.errors import UNREADABLE, AstraFlowError, NotFoundError
+from storage.errors import UNREADABLE, AstraFlowError
 from storage.records.control import ClosingStep, Heartbeat, Stop
 from storage.records.progress import (
     MirrorProgress,
@@ -20,13 +19,14 @@ from storage.records.progress import (
     SupervisorProgress,
     TrainerProgress,
 )
-from storage.run import batches, evaluations, orders, shards
+from storage.run import evaluations, orders, shards
 from storage.run import runs as stored_runs
 from storage.run.runs import RunRecord
 from storage.store.object_store import ObjectStore
-from storage.store.remembered import remembered
-from storage.weights import manifests, tags
+from storage.weights import tags
+from tasks.monitoring import newest_objects
 from tasks.monitoring.budget_status import read_budget
+from tasks.monitoring.newest_objects import Newest
 from tasks.monitoring.status_schema import (
     SILENT,
     Closing,
@@ -51,38 +51,16 @@ __all__ = [  # readers of a status need its types too
     "RunSummary",
     "State",
     "Status",
-    "newest_version",
     "region_rates",
     "runs",
     "status",
     "status_of",
 ]
 
-NEWEST_MAX = 256
-"""Batches of which what is shown is kept."""
 REASONS_MAX = 3
 """Objects of one kind that are named with the reason why they cannot be read."""
 SHOWN_MAX = 1e15
 """A measurement beyond it, or one that is not finite, is not shown."""
-
-
-@dataclass(frozen=True)
-class _Newest:
-    """The newest objects of one policy."""
-
-    version: int | None
-    batches: int
-    batch: "_NewestBatch | None"
-    """Number `batches`; None before the first."""
-
-
-@dataclass(frozen=True)
-class _NewestBatch:
-    """What is shown of a batch, which may be large."""
-
-    metrics: Mapping[str, float]
-    closed_below: int
-    orders_done: int
 
 
 def status(store: ObjectStore, run_id: str, now_s: float | None = None) -> Status:
@@ -102,7 +80,10 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
     beats, stop = _beats(run, problems), _stop(run, problems)
     now = time.time() if now_s is None else now_s
     limit_s = config.supervise.heartbeat_limit_s
-    newest = {policy: _newest(run, policy, beats, problems) for policy in config.policies}
+    newest = {
+        policy: newest_objects.find(run, policy, _hint(policy, beats), problems)
+        for policy in config.policies
+    }
     has_begun = any(each.batches for each in newest.values()) or shards.exists(run, 0)
     state = _state(stop, beats, record.created_s, now, limit_s, has_begun)
     played, tagged = evaluations.read_all(run), tags.read_all(run)
@@ -132,9 +113,9 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
         members=[_member(beat, now, limit_s) for beat in beats],
         counts={
             "orders": orders.next_number(
-                run, max((_closed_below(each) for each in newest.values()), default=0)
+                run, max((each.closed_below for each in newest.values()), default=0)
             ),
-            "orders_done": max((_orders_done(each) for each in newest.values()), default=0),
+            "orders_done": max((each.orders_done for each in newest.values()), default=0),
             "evaluations": len({layout.evaluation(score.versions) for score in scores}),
         },
         problems=problems,
@@ -165,14 +146,6 @@ def region_rates(beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> di
     return rates
 
 
-def newest_version(run: ObjectStore, policy: str, hint: int = 0) -> int | None:
-    """Find the newest published version; a right `hint` makes it two requests, a wrong one does no
-    harm.
-    """
-    latest = manifests.latest(run, policy, hint) if hint > 0 else None
-    return manifests.latest(run, policy) if latest is None else latest
-
-
 def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
     run = store.sub(layout.run_prefix(run_id))
     record = stored_runs.read_run(run)
@@ -180,7 +153,8 @@ def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
     stop, beats = _stop(run, problems), _beats(run, problems)
     config = config_of(record.config, run)
     versions = {
-        policy: newest_version(run, policy, _hint(policy, beats)) for policy in config.policies
+        policy: newest_objects.version(run, policy, _hint(policy, beats))
+        for policy in config.policies
     }
     has_begun = any(versions.values()) or shards.exists(run, 0)
     limit_s = config.supervise.heartbeat_limit_s
@@ -245,27 +219,8 @@ def _unreadable(what: str, unreadable: Mapping[str, str]) -> list[str]:
     return [f"{count} cannot be read: {reasons}{more}"]
 
 
-def _newest(
-    run: ObjectStore, policy: str, beats: Iterable[Heartbeat], problems: list[str]
-) -> _Newest:
-    version = newest_version(run, policy, _hint(policy, beats))
-    # Version n was made from batch n, so the search for the newest batch can begin behind the
-    # newest version.
-    made = batches.next_step(run, policy, start=(version or 0) + 1) - 1
-    try:
-        return _Newest(version, made, _read_batch(run, policy, made) if made else None)
-    except (NotFoundError, *UNREADABLE) as error:
-        problems.append(f"batch {made} of {policy} cannot be read: {error}")
-        return _Newest(version, made, None)
-
-
-@remembered(NEWEST_MAX)
-def _read_batch(run: ObjectStore, policy: str, step: int) -> _NewestBatch:
-    batch = batches.read(run, policy, step)
-    return _NewestBatch(batch.metrics, batch.closed_below, batch.closed_below + len(batch.closed))
-
-
 def _hint(policy: str, beats: Iterable[Heartbeat]) -> int:
+    """Return the policy's newest version by its trainer's heartbeat; 0 without one."""
     beat = _beat(beats, f"trainer-{policy}")
     return beat.versions.get(policy, 0) if beat else 0
 
@@ -327,12 +282,8 @@ def _end_s(state: State, stop: Stop | None, beats: Iterable[Heartbeat], now_s: f
     return max((beat.beat_s for beat in beats), default=now_s) if state == "interrupted" else now_s
 
 
-def _policy(newest: _Newest, steps: int, trainer: Heartbeat | None) -> PolicyStatus:
-    metrics = {
-        name: value
-        for name, value in (newest.batch.metrics if newest.batch else {}).items()
-        if abs(value) <= SHOWN_MAX
-    }
+def _policy(newest: Newest, steps: int, trainer: Heartbeat | None) -> PolicyStatus:
+    metrics = {name: value for name, value in newest.metrics.items() if abs(value) <= SHOWN_MAX}
     return PolicyStatus(
         step=newest.version or 0,
         steps=steps,
@@ -405,11 +356,3 @@ def _member(beat: Heartbeat, now_s: float, limit_s: float) -> MemberStatus:
         wait_reason="" if silent else beat.wait_reason,
         note=beat.note,
     )
-
-
-def _closed_below(newest: _Newest) -> int:
-    return newest.batch.closed_below if newest.batch else 0
-
-
-def _orders_done(newest: _Newest) -> int:
-    return newest.batch.orders_done if newest.batch else 0

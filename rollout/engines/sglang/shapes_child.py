@@ -9,11 +9,9 @@ from typing import Any, Final
 
 from rollout.engines.sglang.model_shapes import built_shapes
 from storage.errors import ConfigError
-from storage.machine.child_limits import limit_cpu, open_replies, serve
+from storage.machine.child_limits import open_replies, serve
 from storage.records.types import Json
 
-START_CPU_S: Final = 240.0
-"""CPU seconds after which the kernel ends a child that is still importing."""
 ERRORS: Final = (ConfigError,)
 ANSWER_CHARS_MAX: Final = 1 << 26
 """Of the answer as JSON. A model with a tensor for each of its experts has a hundred thousand."""
@@ -26,7 +24,6 @@ def answer(*, model_config: Json, num_tensors: int) -> Any:
 
 if __name__ == "__main__":
     replies = open_replies()
-    limit_cpu(START_CPU_S)
     from transformers import AutoModelForCausalLM  # noqa: F401 -- most of the start
 
     serve(answer, replies, ERRORS, ANSWER_CHARS_MAX)

@@ -8,12 +8,10 @@
 from typing import Final
 
 from storage.errors import ConfigError, CorruptError
-from storage.machine.child_limits import limit_cpu, open_replies, serve
+from storage.machine.child_limits import open_replies, serve
 from storage.records.types import Json
 from trainer.engines.torch.hf_building import auto_classes, check_shapes
 
-START_CPU_S: Final = 240.0
-"""CPU seconds after which the kernel ends a child that is still importing."""
 ERRORS: Final = (ConfigError, CorruptError)
 
 
@@ -23,6 +21,5 @@ def answer(*, model_config: Json, shapes: dict[str, list[int]], num_bytes: int) 
 
 if __name__ == "__main__":
     replies = open_replies()
-    limit_cpu(START_CPU_S)
     auto_classes()
     serve(answer, replies, ERRORS)

@@ -136,6 +136,18 @@ async def test_a_store_that_cannot_be_read_as_it_is_set_up_is_no_damage(
             await sync.refresh()
 
 
+async def test_weights_that_an_engine_without_any_refuses_are_not_passed_over(
+    memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter
+) -> None:
+    """Its start may have failed."""
+    publisher.publish(memory_store, "solver", 0, tensors(0))
+    engine = Picky(EngineConfig(), {})
+    engine.misfits = (0,)
+    sync = WeightSync(memory_store, "solver", WeightLoader(engine), 0.1, heartbeat_writer)
+    with pytest.raises(ConfigError, match="version 0 has a tensor"):
+        await sync.refresh()
+
+
 class Pauses:
     """In the place of `asyncio.sleep`: notes the pauses, takes no time, and ends after `count`."""
 

@@ -14,8 +14,9 @@ from storage.records.progress import (
 )
 from storage.run import shards, usage
 from storage.store.object_store import ObjectStore
+from tasks.monitoring import newest_objects
 from tasks.monitoring.budget_status import BudgetStatus, budget_words
-from tasks.monitoring.status import RunSummary, Status, newest_version, runs, status
+from tasks.monitoring.status import RunSummary, Status, runs, status
 from tests.support.checkout import ROOT
 from tests.support.runs import builders
 from tests.support.runs.small_run import RUN_ID, SmallRun
@@ -290,8 +291,13 @@ def test_the_newest_batch_and_each_evaluation_are_read_once_by_a_view(
 
 def test_the_newest_version_is_found_with_any_hint() -> None:
     small_run = running("status-hint")
-    assert [newest_version(small_run.run, "solver", hint) for hint in (0, 1, 2, 77)] == [2, 2, 2, 2]
-    assert newest_version(small_run.run, "nobody", 5) is None
+    assert [newest_objects.version(small_run.run, "solver", hint) for hint in (0, 1, 2, 77)] == [
+        2,
+        2,
+        2,
+        2,
+    ]
+    assert newest_objects.version(small_run.run, "nobody", 5) is None
 
 
 def test_runs_are_listed_with_their_versions() -> None:

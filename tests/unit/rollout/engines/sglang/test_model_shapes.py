@@ -5,6 +5,7 @@ from rollout.engines.sglang.model_shapes import model_shapes
 from storage.errors import ConfigError
 from storage.records.types import Json
 from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights
+from tests.support.recorded import first_arguments
 
 SHAPES = {name: tensor.shape for name, tensor in base_weights().items()}
 GIVEN = list(SHAPES.values())
@@ -13,15 +14,7 @@ GIVEN = list(SHAPES.values())
 @pytest.fixture
 def built_here(monkeypatch: pytest.MonkeyPatch) -> list[Json]:
     """Configurations of which this process makes a model."""
-    built: list[Json] = []
-    skeleton = module._skeleton
-
-    def recorded(model_config: Json) -> object:
-        built.append(model_config)
-        return skeleton(model_config)
-
-    monkeypatch.setattr(module, "_skeleton", recorded)
-    return built
+    return first_arguments(monkeypatch, module, "_skeleton")
 
 
 def test_a_plain_model_and_another_one_have_the_shapes_of_their_tensors(

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from storage.errors import ConfigError, CorruptError
 from storage.records.types import Json
 from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights, opened
+from tests.support.recorded import first_arguments
 from trainer.engines.torch import hf_building
 from trainer.engines.torch.hf_model import HfModel
 from trainer.engines.torch.host_tensors import to_host
@@ -207,15 +208,7 @@ LABELS = MODEL_CONFIG | {"num_labels": 50_000_000}
 @pytest.fixture
 def built_here(monkeypatch: pytest.MonkeyPatch) -> list[Json]:
     """Configurations of which this process makes a model."""
-    built: list[Json] = []
-    build = hf_building.build
-
-    def recorded(model_config: Json) -> object:
-        built.append(model_config)
-        return build(model_config)
-
-    monkeypatch.setattr(hf_building, "build", recorded)
-    return built
+    return first_arguments(monkeypatch, hf_building, "build")
 
 
 def test_a_config_that_takes_long_is_refused_before_this_process_reads_it(
