@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.records.rollouts import Episode, Prompt
-from tasks.episodes.decoder import Decoders
 from tasks.episodes.index import IndexedShard, PlayedEpisode
 from tasks.episodes.selection import Selection
+from tasks.episodes.token_decoder import TokenDecoders
 
 ANSWER_TOKENS = 256
 """Last tokens that are decoded of an answer; a small shard may have millions."""
@@ -40,7 +40,7 @@ class PromptPlay:
 
 
 def prompt_plays(
-    shards: Iterable[IndexedShard], selection: Selection, decoders: Decoders
+    shards: Iterable[IndexedShard], selection: Selection, decoders: TokenDecoders
 ) -> Iterator[PromptPlay]:
     """Yield the groups with selected episodes, in the order of `shards`."""
     for indexed in shards:
@@ -61,7 +61,7 @@ def prompt_plays(
             )
 
 
-def _answer(episode: Episode, played: PlayedEpisode, decoders: Decoders) -> str:
+def _answer(episode: Episode, played: PlayedEpisode, decoders: TokenDecoders) -> str:
     """Return the end of the text that was sampled in the last sequence."""
     if not played.sequences:
         return ""

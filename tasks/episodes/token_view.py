@@ -16,8 +16,8 @@ from storage.records.rollouts import NOT_SAMPLED, Episode, Sequence
 from storage.records.types import Float32
 from storage.run import batches
 from storage.store.object_store import ObjectStore
-from tasks.episodes.decoder import Decoders
 from tasks.episodes.index import PlayedEpisode, PlayedSequence
+from tasks.episodes.token_decoder import TokenDecoders
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Advantages:
 def view(
     episode: Episode,
     played: PlayedEpisode,
-    decoders: Decoders,
+    decoders: TokenDecoders,
     advantages: Advantages,
     tokens_max: int = TOKENS_MAX,
 ) -> Iterator[ViewedSequence]:
@@ -135,7 +135,7 @@ def _sequence(
     key: SequenceKey,
     sequence: Sequence,
     played: tuple[PlayedSequence, ...],
-    decoders: Decoders,
+    decoders: TokenDecoders,
     advantages: Advantages,
     tokens_max: int,
 ) -> ViewedSequence:

@@ -13,7 +13,7 @@ from storage.errors import UNREADABLE, NotFoundError
 from storage.records.rollouts import NOT_SAMPLED, Episode, FailureKind, Sequence, Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore
-from tasks.episodes.decoder import Decoder
+from tasks.episodes.token_decoder import TokenDecoder
 from tasks.monitoring.training_curves import sample
 
 PHASES = ("early", "middle", "late")
@@ -84,7 +84,7 @@ def sample_episodes(run: ObjectStore, orders: Many[int], policy: str) -> list[Ep
         orders: orders with a shard, ascending.
         policy: its tokenizer decodes the tokens.
     """
-    decoder = Decoder(run, policy)
+    decoder = TokenDecoder(run, policy)
     samples: list[EpisodeSample] = []
     for phase, numbers in _phases(orders):
         candidates: list[EpisodeSample] = []
@@ -114,7 +114,7 @@ def _phases(orders: Many[int]) -> Iterator[tuple[str, list[int]]]:
         yield phase, [part[place] for place in sample(len(part), ORDERS_PER_PHASE)]
 
 
-def _of_shard(shard: Shard, phase: str, decoder: Decoder) -> Iterator[EpisodeSample]:
+def _of_shard(shard: Shard, phase: str, decoder: TokenDecoder) -> Iterator[EpisodeSample]:
     """The first episode of each outcome, of every group, up to SHARD_TOKENS_MAX."""
     num_tokens = 0
     for index, group in enumerate(shard.groups):
@@ -168,7 +168,7 @@ def _versions(episode: Episode) -> dict[str, tuple[int, int]]:
     return ranges
 
 
-def _turns(episode: Episode, decoder: Decoder) -> Iterator[TurnText]:
+def _turns(episode: Episode, decoder: TokenDecoder) -> Iterator[TurnText]:
     """The first sequences of the episode, with about TOKENS_MAX tokens together."""
     num_tokens = 0
     for sequence in episode.sequences:
@@ -182,7 +182,7 @@ def _num_shown(num_tokens: int) -> int:
     return min(num_tokens, TOKENS_PER_SEQUENCE_MAX)
 
 
-def _turn(sequence: Sequence, decoder: Decoder) -> TurnText:
+def _turn(sequence: Sequence, decoder: TokenDecoder) -> TurnText:
     pieces = tuple(_pieces(sequence, decoder))
     return TurnText(
         name=sequence.name,
@@ -194,7 +194,7 @@ def _turn(sequence: Sequence, decoder: Decoder) -> TurnText:
     )
 
 
-def _pieces(sequence: Sequence, decoder: Decoder) -> Iterator[Piece]:
+def _pieces(sequence: Sequence, decoder: TokenDecoder) -> Iterator[Piece]:
     """Runs of tokens with the same owner and version; the middle of a long sequence left out."""
     length = len(sequence.tokens)
     head = tail = length

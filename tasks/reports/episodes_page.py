@@ -25,9 +25,9 @@ from storage import layout
 from storage.errors import ConfigError
 from storage.store.object_store import ObjectStore
 from storage.written_files import TEMPORARY_PREFIX
-from tasks.episodes.decoder import Decoders
 from tasks.episodes.index import EpisodeIndex, IndexedShard, PlayedEpisode
 from tasks.episodes.selection import FATES, Selection
+from tasks.episodes.token_decoder import TokenDecoders
 from tasks.episodes.token_view import (
     SEQUENCE_TOKENS,
     TOKENS_MAX,
@@ -125,7 +125,7 @@ def check_folder(folder: Path) -> None:
 
 def _write(run: ObjectStore, run_id: str, selection: Selection, folder: Path) -> int:
     index, words = EpisodeIndex(run), _Words()
-    decoders, advantages = Decoders(run), Advantages(run)
+    decoders, advantages = TokenDecoders(run), Advantages(run)
     num_episodes, chunk = 0, 0
     rows: list[list[Any]] = []
     for indexed in index.shards(newest_first=True):
@@ -211,7 +211,7 @@ def _row(episode: PlayedEpisode, words: _Words) -> list[Any]:
 def _shard(
     indexed: IndexedShard,
     selected: list[PlayedEpisode],
-    decoders: Decoders,
+    decoders: TokenDecoders,
     advantages: Advantages,
     words: _Words,
 ) -> Iterator[str]:

@@ -14,7 +14,7 @@ from itertools import islice
 from storage.errors import UNREADABLE, NotFoundError
 from storage.run import evaluation_samples, evaluations
 from storage.store.object_store import ObjectStore
-from tasks.episodes.decoder import Decoders
+from tasks.episodes.token_decoder import TokenDecoders
 from tasks.tracking.episode_traces import EpisodeTrace, episode_traces
 from tasks.tracking.mlflow_client import PARENT, Board, MlflowError
 
@@ -53,7 +53,7 @@ class EvaluationTraces:
         self._tries = 0
         self._left_out = 0
         self._logged_failure = False
-        self._decoders = Decoders(run)
+        self._decoders = TokenDecoders(run)
 
     def send(self, board: Board) -> None:
         """Send traces for at most SEND_S; the first one at any rate.

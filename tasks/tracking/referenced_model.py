@@ -99,7 +99,7 @@ def _load_pyfunc(path: str) -> ReferencedModel:
     from rollout.agents.chat_process import check_tokenizer
     from rollout.agents.template_chat import load_tokenizer
     from tasks.maintenance.export import export_model
-    from trainer.engines.torch.hf_building import check_fit
+    from trainer.engines.torch.hf.building import check_fit
 
     reference = build(WeightsReference, (Path(path) / REFERENCE).read_bytes(), REFERENCE)
     run = runs.open_run(open_store(reference.store), reference.run_id)

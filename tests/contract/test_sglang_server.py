@@ -14,7 +14,7 @@ from rollout.config import EngineConfig, SglangConfig
 from rollout.engines.engine import EngineFailedError, SamplingParams
 from rollout.engines.sglang.engine import SglangRolloutEngine
 from rollout.engines.sglang.server_api import ServerApi
-from rollout.engines.sglang.weights_folder import weights_folder
+from rollout.engines.sglang.weights.folder import weights_folder
 from tests.support.models.chain_model import CONFIG, VOCAB, counting
 from tests.support.patience import PATIENCE_S
 from tests.support.sglang_servers import SGLANG_PYTHON, Servers

@@ -99,7 +99,7 @@ def outcome(folder: Path) -> list[str]:
 
 def main(folder: Path) -> None:
     prepare(folder / "prepared")
-    assert "sklearn" not in sys.modules, "see hf_building.auto_classes"
+    assert "sklearn" not in sys.modules, "see hf.building.auto_classes"
     shutil.copytree(folder / "prepared", folder / "straight")
     assert ending(lambda: trained(open_store(str(folder / "straight")))) == 0
     killed: list[list[str]] = []

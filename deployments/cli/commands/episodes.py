@@ -161,10 +161,10 @@ def _show_list(index: "EpisodeIndex", selection: "Selection", limit: int, as_jso
 def _show_prompt(stored: "ObjectStore", index: "EpisodeIndex", selection: "Selection") -> None:
     from deployments.cli.output import episode_tables
     from storage.plain_names import quoted
-    from tasks.episodes.decoder import Decoders
     from tasks.episodes.prompt_plays import prompt_plays
+    from tasks.episodes.token_decoder import TokenDecoders
 
-    plays = list(prompt_plays(index.shards(), selection, Decoders(stored)))
+    plays = list(prompt_plays(index.shards(), selection, TokenDecoders(stored)))
     if not plays:
         say(f"no episode of the prompt {quoted(selection.prompt)} meets the conditions")
         return
@@ -176,7 +176,7 @@ def _show_episode(
 ) -> None:
     from deployments.cli.output import episode_tables
     from storage import layout
-    from tasks.episodes.decoder import Decoders
+    from tasks.episodes.token_decoder import TokenDecoders
     from tasks.episodes.token_view import TOKENS_MAX, Advantages, view
 
     order, group, number = place
@@ -190,7 +190,7 @@ def _show_episode(
     of_prompt = indexed.shard.groups[group]
     stored_episode = of_prompt.episodes[number]
     tokens_max = TOKENS_MAX if as_json else TOKENS_SHOWN
-    turns = [*view(stored_episode, played, Decoders(stored), Advantages(stored), tokens_max)]
+    turns = [*view(stored_episode, played, TokenDecoders(stored), Advantages(stored), tokens_max)]
     shard = f"{stored.url}/{layout.shard(order)}"
     if as_json:
         described = episode_tables.turns_json(

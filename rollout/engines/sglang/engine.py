@@ -22,12 +22,12 @@ from rollout.engines.engine import (
     SamplingParams,
 )
 from rollout.engines.requests import checked_prompt
-from rollout.engines.sglang.adapters import check_adapter, split
 from rollout.engines.sglang.answers import aborted, read_answer, request_body
 from rollout.engines.sglang.server import Server
 from rollout.engines.sglang.server_api import ServerLostError, ServerRefusedError
 from rollout.engines.sglang.server_group import ServerGroup, abort
 from rollout.engines.sglang.tasks import OwnedTasks
+from rollout.engines.sglang.weights.adapters import check_adapter, split
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rollout.engines.engine import EngineFailedError, SamplingParams
-from rollout.engines.sglang.adapters import Running, Served, adapter_folder
 from rollout.engines.sglang.answers import has_spans, request_body, version_label
 from rollout.engines.sglang.server_api import (
     CONTROL_TIMEOUT_S,
@@ -16,8 +15,9 @@ from rollout.engines.sglang.server_api import (
     ServerRefusedError,
 )
 from rollout.engines.sglang.server_process import ServerProcess
-from rollout.engines.sglang.wanted import PolicyAdapter, Wanted
-from rollout.engines.sglang.weights_folder import weights_folder
+from rollout.engines.sglang.weights.adapters import Running, Served, adapter_folder
+from rollout.engines.sglang.weights.folder import weights_folder
+from rollout.engines.sglang.weights.wanted import PolicyAdapter, Wanted
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
 from storage.plain_names import quoted

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from rollout.config import EngineConfig
-from rollout.engines.sglang.adapters import TARGETS
+from rollout.engines.sglang.weights.adapters import TARGETS
 from rollout.memory import SLOTS_FLAG, SLOTS_PER_POLICY
 from rollout.placement import engine_gpus, static_fraction
 from storage.errors import ConfigError

@@ -18,13 +18,13 @@ from functools import partial
 from rollout.config import EngineConfig
 from rollout.engines.engine import EngineFailedError
 from rollout.engines.sglang.answers import version_label
-from rollout.engines.sglang.model_shapes import Shapes, check_tensors, model_shapes
 from rollout.engines.sglang.server import STALLED_S, Server, Start
 from rollout.engines.sglang.server_api import ServerApi, ServerLostError, ServerRefusedError
 from rollout.engines.sglang.server_arguments import HEALTH_TIMEOUT_S, served_config
 from rollout.engines.sglang.server_process import ServerProcess
 from rollout.engines.sglang.tasks import OwnedTasks
-from rollout.engines.sglang.wanted import Wanted
+from rollout.engines.sglang.weights.shapes import Shapes, check_tensors, model_shapes
+from rollout.engines.sglang.weights.wanted import Wanted
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
 from storage.records.types import Json

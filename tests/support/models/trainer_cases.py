@@ -16,8 +16,8 @@ from storage.records.types import Json
 from storage.records.weights import HostTensor
 from tests.support.runs.builders import batch, row
 from trainer.config import TrainConfig
-from trainer.engines.torch.hf_building import auto_classes
-from trainer.engines.torch.hf_model import HfModel
+from trainer.engines.torch.hf.building import auto_classes
+from trainer.engines.torch.hf.model import HfModel
 from trainer.engines.torch.host_tensors import to_host, to_torch
 from trainer.losses import PpoClip
 

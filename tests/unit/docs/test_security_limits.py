@@ -12,7 +12,7 @@ from storage.store import backend, source_files
 from tasks.recipes import source as recipe_source
 from tasks.recipes import yaml_file
 from tests.support.checkout import ROOT
-from trainer.engines.torch import hf_building
+from trainer.engines.torch.hf import building
 
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 WINDOW_BYTES = window.DataWindow.model_fields["bytes_max"].default
@@ -48,7 +48,7 @@ WINDOW_BYTES = window.DataWindow.model_fields["bytes_max"].default
         f"{template_chat.CHARS_PER_TOKEN} characters for each token of an answer",
         f"does so after a child has, within {chat_process.CHECK_CPU_S:g} s and "
         f"{chat_child.CHECK_MEMORY_BYTES_MAX / 2**20:g} MiB",
-        f"a child process with {hf_building.BUILD_CPU_S:g} s of CPU time and 2 GiB makes it",
+        f"a child process with {building.BUILD_CPU_S:g} s of CPU time and 2 GiB makes it",
     ],
 )
 def test_each_limit_on_the_page_equals_that_of_the_code(words: str) -> None:

@@ -23,7 +23,7 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import manifests, publisher, reader
 from storage.written_files import write_inside
-from tasks.episodes.decoder import Decoder
+from tasks.episodes.token_decoder import TokenDecoder
 from tasks.maintenance.export import export_model
 from tasks.recipes.run_terms import run_terms
 from tests.support.runs.builders import tensors
@@ -65,14 +65,14 @@ def test_a_report_never_writes_the_files_named_by_a_manifest(tmp_path: Path) -> 
     small_run = SmallRun("hostile-report")
     small_run.version("solver", 0, {"tokenizer_config.json": b"{}"})
     add_file(small_run.run, "solver", 0, evil_name(tmp_path), b"evil")
-    assert Decoder(small_run.run, "solver").token(7) == "⟨7⟩"
+    assert TokenDecoder(small_run.run, "solver").token(7) == "⟨7⟩"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_invalid_tokenizer_does_not_prevent_the_report() -> None:
     small_run = SmallRun("hostile-tokenizer")
     small_run.version("solver", 0, {"tokenizer.json": b'{"model": 1}'})
-    assert Decoder(small_run.run, "solver").token(7) == "⟨7⟩"
+    assert TokenDecoder(small_run.run, "solver").token(7) == "⟨7⟩"
 
 
 def test_a_tokenizer_that_panics_does_not_prevent_the_report() -> None:
@@ -82,8 +82,8 @@ def test_a_tokenizer_that_panics_does_not_prevent_the_report() -> None:
     tokenizer = json.dumps({"version": "1.0", "decoder": decoding, "model": model}).encode()
     small_run = SmallRun("hostile-decoder")
     small_run.version("solver", 0, {"tokenizer.json": tokenizer})
-    assert Decoder(small_run.run, "solver").token(7) == "⟨7⟩"
-    assert Decoder(small_run.run, "solver").text([7, 7]) == "⟨7⟩⟨7⟩"
+    assert TokenDecoder(small_run.run, "solver").token(7) == "⟨7⟩"
+    assert TokenDecoder(small_run.run, "solver").text([7, 7]) == "⟨7⟩⟨7⟩"
 
 
 LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1_000}
@@ -115,7 +115,7 @@ def test_a_hostile_tokenizer_is_not_used(name: str) -> None:
     files = hostile_files(HOSTILE_TOKENIZERS[name])
     small_run = SmallRun(f"hostile {name}".replace(" ", "-"))
     small_run.version("solver", 0, files)
-    assert Decoder(small_run.run, "solver").token(7) == "⟨7⟩"
+    assert TokenDecoder(small_run.run, "solver").token(7) == "⟨7⟩"
     with pytest.raises(ConfigError, match="make no tokenizer"):
         ChatProcess(files, load_cpu_s=4.0)
 
@@ -124,7 +124,7 @@ async def test_a_hostile_decoder_makes_no_text() -> None:
     small_run = SmallRun("hostile-decoder-of-texts")
     files = hostile_files(HOSTILE_TO_TEXTS["text without end"])
     small_run.version("solver", 0, files)
-    assert Decoder(small_run.run, "solver").token(7) == "⟨7⟩"
+    assert TokenDecoder(small_run.run, "solver").token(7) == "⟨7⟩"
     chat = ChatProcess(files)
     try:
         with pytest.raises(ConfigError, match=r"takes more than .* for an answer of 1 tokens"):
@@ -347,7 +347,7 @@ def shown_prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_config_that_names_code_neither_runs_it_nor_shows_a_prompt(
     shown_prompts: list[str],
 ) -> None:
-    from trainer.engines.torch.hf_model import HfModel
+    from trainer.engines.torch.hf.model import HfModel
 
     config = {
         "model_type": "vit",

@@ -24,7 +24,7 @@ from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
 from trainer.engines.ranks.collectives import Distributed
 from trainer.engines.ranks.process_group import rank_device
-from trainer.engines.torch.hf_model import HfModel
+from trainer.engines.torch.hf.model import HfModel
 from trainer.engines.torch.host_tensors import to_host
 from trainer.engines.torch.one_process import OneProcess, built_model, check_products
 from trainer.engines.torch.optimizer import (

@@ -22,7 +22,7 @@ from trainer.config import TrainConfig
 from trainer.engines.ranks.collectives import Distributed
 from trainer.engines.ranks.process_group import rank_device
 from trainer.engines.torch.compiled_layers import layers_of
-from trainer.engines.torch.hf_model import HfModel
+from trainer.engines.torch.hf.model import HfModel
 from trainer.engines.torch.host_tensors import NOTHING, to_host
 from trainer.engines.torch.one_process import OneProcess, built_model
 from trainer.engines.torch.optimizer import saved_state

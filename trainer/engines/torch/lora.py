@@ -17,7 +17,7 @@ from storage.formats.adapters import LORA_A, LORA_B, WEIGHT, is_adapter, merge
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.adapters import Lora
-from trainer.engines.torch.hf_model import HfModel, Whole
+from trainer.engines.torch.hf.model import HfModel, Whole
 from trainer.engines.torch.host_tensors import to_torch
 
 PEFT_NAMES = re.compile(r"\.base_layer(?=\.)|(?<=\.lora_[AB])\.default(?=\.)")

@@ -17,7 +17,7 @@ from trainer.config import TrainConfig
 from trainer.cpu_bf16 import check_bf16
 from trainer.engines.ranks.collectives import Alone, Collectives
 from trainer.engines.torch.compiled_layers import check_compiler
-from trainer.engines.torch.hf_model import HfModel
+from trainer.engines.torch.hf.model import HfModel
 from trainer.engines.torch.lora import LoraModel
 from trainer.engines.torch.optimizer import (
     make_optimizers,

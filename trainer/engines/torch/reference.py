@@ -13,7 +13,7 @@ from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
 from trainer.engines.ranks.process_group import rank_device
-from trainer.engines.torch.hf_model import HfModel
+from trainer.engines.torch.hf.model import HfModel
 
 
 class Reference:

@@ -123,7 +123,7 @@ def test_a_child_starts_in_a_folder_that_was_deleted(
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    child = LimitedProcess("tasks.episodes.decoder_child")
+    child = LimitedProcess("tasks.episodes.token_decoder_child")
     assert child.first == {"ready": True}
     child.close()
 

@@ -10,10 +10,10 @@ from storage.records.batches import Batch, SequenceKey
 from storage.run import batches, shards
 from storage.store.object_store import ObjectStore
 from tasks.episodes import token_view
-from tasks.episodes.decoder import Decoders
 from tasks.episodes.index import EpisodeIndex
 from tasks.episodes.prompt_plays import ANSWER_TOKENS, prompt_plays
 from tasks.episodes.selection import Selection
+from tasks.episodes.token_decoder import TokenDecoders
 from tasks.episodes.token_view import SEQUENCE_TOKENS, Advantages, view
 from tasks.reports import episodes_page
 from tests.support.runs import builders
@@ -34,12 +34,12 @@ def test_of_an_episode_of_very_many_tokens_the_first_are_viewed() -> None:
     episode, played = indexed.shard.groups[0].episodes[0], indexed.episodes[0]
     lengths = [len(sequence.tokens) for sequence in episode.sequences]
     left = 150 - lengths[0] - SEQUENCE_TOKENS
-    turns = [*view(episode, played, Decoders(run), Advantages(run), 150)]
+    turns = [*view(episode, played, TokenDecoders(run), Advantages(run), 150)]
     assert [(len(turn.tokens), turn.num_tokens) for turn in turns] == [
         (lengths[0], lengths[0]),
         (left, lengths[1]),
     ]
-    whole = [*view(episode, played, Decoders(run), Advantages(run))]
+    whole = [*view(episode, played, TokenDecoders(run), Advantages(run))]
     assert [len(turn.tokens) for turn in whole] == lengths
 
 
@@ -95,7 +95,7 @@ def test_the_rows_of_a_batch_are_not_compared_with_each_order(
 
 def test_of_a_very_long_answer_the_end_is_decoded() -> None:
     run = run_with("answer-long", 1000).run
-    (play,) = prompt_plays(EpisodeIndex(run).shards(), Selection(), Decoders(run))
+    (play,) = prompt_plays(EpisodeIndex(run).shards(), Selection(), TokenDecoders(run))
     assert play.answers[0] == "⟨40⟩" * ANSWER_TOKENS
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from storage.records.rollouts import FailureKind
 from storage.run import shards
-from tasks.episodes.decoder import Decoder
+from tasks.episodes.token_decoder import TokenDecoder
 from tasks.reports.episode_samples import (
     LEFT_OUT,
     SHARD_TOKENS_MAX,
@@ -113,6 +113,6 @@ def test_of_a_shard_of_very_many_tokens_the_first_episodes_are_decoded() -> None
     small_run = SmallRun("episodes-many")
     play = builders.episode(*[builders.sequence(answer=[40] * 600)] * 20)
     shards.create(small_run.run, builders.shard(*[builders.group(play)] * 40))
-    decoded = [*_of_shard(shards.read(small_run.run, 0), "early", Decoder(small_run.run, ""))]
+    decoded = [*_of_shard(shards.read(small_run.run, 0), "early", TokenDecoder(small_run.run, ""))]
     shown = len(decoded) * 20 * TOKENS_PER_SEQUENCE_MAX
     assert 0 <= shown - SHARD_TOKENS_MAX < 20 * TOKENS_PER_SEQUENCE_MAX

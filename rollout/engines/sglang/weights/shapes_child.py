@@ -1,5 +1,5 @@
 """The child process that makes a model of an untrusted `config.json`:
-`python -m rollout.engines.sglang.shapes_child`. See `child_limits.serve`.
+`python -m rollout.engines.sglang.weights.shapes_child`. See `child_limits.serve`.
 
     parent ──{"model_config": …, "num_tensors": 14}──▶ child: `built_shapes`
            ◀──[{"lm_head.weight": [32, 8], …}, ["lm_head.weight"]]──
@@ -7,7 +7,7 @@
 
 from typing import Any, Final
 
-from rollout.engines.sglang.model_shapes import built_shapes
+from rollout.engines.sglang.weights.shapes import built_shapes
 from storage.errors import ConfigError
 from storage.machine.child_limits import open_replies, serve
 from storage.records.types import Json

@@ -24,7 +24,7 @@ from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutErro
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 
-FIT_CHILD: Final = "trainer.engines.torch.fit_child"
+FIT_CHILD: Final = "trainer.engines.torch.hf.fit_child"
 BUILD_CPU_S: Final = 20.0
 """CPU seconds in which a model is built without memory for tensors. Common ones take a few."""
 NAMES_SHOWN_MAX = 5
@@ -161,7 +161,7 @@ def _check_in_process(
     model_config: Json, shapes: Mapping[str, tuple[int, ...]], num_bytes: int
 ) -> None:
     """Call `check_shapes` in a child process with limits."""
-    from trainer.engines.torch.fit_child import ERRORS
+    from trainer.engines.torch.hf.fit_child import ERRORS
 
     question = {
         "model_config": model_config,

@@ -5,7 +5,7 @@ import torch
 from storage.errors import ConfigError
 from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights, opened
 from trainer.engines.step.packing import PackedRow, pack
-from trainer.engines.torch.hf_model import HfModel
+from trainer.engines.torch.hf.model import HfModel
 
 
 def test_padding_on_the_right_changes_no_hidden_state() -> None:

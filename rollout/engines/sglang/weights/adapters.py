@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollout.engines.sglang.weights_folder import weights_folder
+from rollout.engines.sglang.weights.folder import weights_folder
 from storage.errors import ConfigError
 from storage.formats import adapters
 from storage.formats.adapters import LORA_A, is_adapter

@@ -10,8 +10,8 @@ import pytest
 
 from storage.machine.kept_process import KeptProcess
 from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutError
-from tasks.episodes import decoder_child
-from tasks.episodes.decoder import DECODERS_MAX, TOKEN_TEXT_MAX, Decoder, Decoders
+from tasks.episodes import token_decoder_child
+from tasks.episodes.token_decoder import DECODERS_MAX, TOKEN_TEXT_MAX, TokenDecoder, TokenDecoders
 from tests.support.runs.fakes import base_files
 from tests.support.runs.small_run import SmallRun
 
@@ -25,7 +25,7 @@ def run_with(name: str, **changes: Any) -> SmallRun:
     return small_run
 
 
-def child_of(decoder: Decoder) -> int:
+def child_of(decoder: TokenDecoder) -> int:
     assert decoder._process is not None
     pid = decoder._process.pid
     assert pid is not None
@@ -33,14 +33,14 @@ def child_of(decoder: Decoder) -> int:
 
 
 def test_tokens_are_decoded_alone_and_together() -> None:
-    decoder = Decoder(run_with("plain").run, "solver")
+    decoder = TokenDecoder(run_with("plain").run, "solver")
     assert [decoder.token(token) for token in (22, 10, 22)] == ["7", "+", "7"]
     assert decoder.text([22, 10, 22]) == "7+7"
     assert decoder.text([]) == ""
 
 
 def test_a_character_of_several_tokens_is_decoded_whole() -> None:
-    decoder = Decoder(run_with("bytes").run, "solver")
+    decoder = TokenDecoder(run_with("bytes").run, "solver")
     tokens = _tokens("☺")
     assert len(tokens) > 1
     assert decoder.text(tokens) == "☺"
@@ -55,7 +55,7 @@ def _tokens(text: str) -> list[int]:
 
 
 def test_a_token_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = Decoder(run_with("once").run, "solver")
+    decoder = TokenDecoder(run_with("once").run, "solver")
     assert decoder.token(22) == "7"
     monkeypatch.setattr(decoder, "text", lambda tokens: "another")
     assert decoder.token(22) == "7"
@@ -64,19 +64,19 @@ def test_a_token_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_text_of_a_token_is_cut() -> None:
     longer = {"type": "Replace", "pattern": {"String": "7"}, "content": "x" * 300}
-    decoder = Decoder(run_with("long", decoder=longer).run, "solver")
+    decoder = TokenDecoder(run_with("long", decoder=longer).run, "solver")
     assert decoder.token(22) == "x" * TOKEN_TEXT_MAX
     assert decoder.text([22]) == "x" * 300
 
 
 def test_special_tokens_are_shown() -> None:
     (special,) = _tokens("<|end|>")
-    assert Decoder(run_with("special").run, "solver").token(special) == "<|end|>"
+    assert TokenDecoder(run_with("special").run, "solver").token(special) == "<|end|>"
 
 
 @pytest.mark.parametrize("policy", ["", "verifier"])
 def test_without_a_tokenizer_tokens_are_numbers(policy: str) -> None:
-    decoder = Decoder(run_with(f"none-{policy}").run, policy)
+    decoder = TokenDecoder(run_with(f"none-{policy}").run, policy)
     assert decoder.token(22) == "⟨22⟩"
     assert decoder.text([22, 10]) == "⟨22⟩⟨10⟩"
     assert decoder._process is None
@@ -85,14 +85,14 @@ def test_without_a_tokenizer_tokens_are_numbers(policy: str) -> None:
 def test_tokens_at_which_the_tokenizer_panics_are_numbers_and_others_are_not() -> None:
     """Its decoder takes more characters from a token than that has."""
     strip = {"type": "Strip", "content": "7", "start": 1, "stop": 1}
-    decoder = Decoder(run_with("panic", decoder=strip).run, "solver")
+    decoder = TokenDecoder(run_with("panic", decoder=strip).run, "solver")
     assert [decoder.token(token) for token in (22, 10)] == ["⟨22⟩", "+"]
     assert decoder.text([22, 10]) == "⟨22⟩⟨10⟩"
 
 
 def test_a_tokenizer_that_cannot_be_loaded_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        decoder = Decoder(run_with("unreadable", model=1).run, "solver")
+        decoder = TokenDecoder(run_with("unreadable", model=1).run, "solver")
     assert "tokens are shown as numbers: the tokenizer.json of solver cannot be used: " in (
         caplog.text
     )
@@ -100,7 +100,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_named(caplog: pytest.LogCaptureFix
 
 
 def test_a_lost_process_is_replaced() -> None:
-    decoder = Decoder(run_with("lost").run, "solver")
+    decoder = TokenDecoder(run_with("lost").run, "solver")
     assert decoder.token(22) == "7"
     psutil.Process(child_of(decoder)).kill()
     assert [decoder.token(token) for token in (22, 10)] == ["7", "+"]
@@ -110,7 +110,7 @@ def test_a_lost_process_is_replaced() -> None:
 def test_after_a_failure_tokens_are_numbers_and_known_ones_stay(
     error: type[Exception], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = Decoder(run_with(f"failed-{error.__name__}").run, "solver")
+    decoder = TokenDecoder(run_with(f"failed-{error.__name__}").run, "solver")
     assert decoder.token(22) == "7"
     child = child_of(decoder)
 
@@ -126,7 +126,7 @@ def test_after_a_failure_tokens_are_numbers_and_known_ones_stay(
 
 
 def test_an_interruption_is_no_failure_of_a_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = Decoder(run_with("interrupted").run, "solver")
+    decoder = TokenDecoder(run_with("interrupted").run, "solver")
 
     def interrupted(process: KeptProcess, question: object = None) -> None:
         raise KeyboardInterrupt
@@ -143,9 +143,9 @@ def test_all_texts_share_a_limit_of_cpu_time_that_grows_with_their_tokens(
 ) -> None:
     limits: list[float] = []
     used_s = itertools.chain([2.0, 3.0, 4.0], itertools.repeat(1e6))
-    monkeypatch.setattr(decoder_child, "limit_cpu", limits.append)
-    monkeypatch.setattr(decoder_child.time, "process_time", lambda: next(used_s))
-    child = decoder_child.DecoderChild()
+    monkeypatch.setattr(token_decoder_child, "limit_cpu", limits.append)
+    monkeypatch.setattr(token_decoder_child.time, "process_time", lambda: next(used_s))
+    child = token_decoder_child.DecoderChild()
     body = base64.b64encode(base_files()["tokenizer.json"]).decode()
     child.answer(tokenizer=body)
     assert child.answer(tokens=[22] * 5) == "7" * 5
@@ -155,7 +155,7 @@ def test_all_texts_share_a_limit_of_cpu_time_that_grows_with_their_tokens(
 
 
 def test_the_process_ends_with_its_decoder() -> None:
-    decoder = Decoder(run_with("ends").run, "solver")
+    decoder = TokenDecoder(run_with("ends").run, "solver")
     child = child_of(decoder)
     assert decoder.token(22) == "7"
     del decoder
@@ -164,7 +164,7 @@ def test_the_process_ends_with_its_decoder() -> None:
 
 
 def test_a_run_has_one_decoder_for_each_policy_and_a_limited_number() -> None:
-    decoders = Decoders(run_with("policies").run)
+    decoders = TokenDecoders(run_with("policies").run)
     assert decoders.of("solver") is decoders.of("solver")
     child = child_of(decoders.of("solver"))
     for number in range(DECODERS_MAX):

@@ -1,5 +1,5 @@
 """The child process that makes a model of an untrusted `config.json` first:
-`python -m trainer.engines.torch.fit_child`. See `child_limits.serve`.
+`python -m trainer.engines.torch.hf.fit_child`. See `child_limits.serve`.
 
     parent ──{"model_config": …, "shapes": {"lm_head.weight": [32, 8], …}, …}──▶ child
            ◀──null, or an error of `check_shapes`─────────────────────────────────
@@ -10,7 +10,7 @@ from typing import Final
 from storage.errors import ConfigError, CorruptError
 from storage.machine.child_limits import open_replies, serve
 from storage.records.types import Json
-from trainer.engines.torch.hf_building import auto_classes, check_shapes
+from trainer.engines.torch.hf.building import auto_classes, check_shapes
 
 ERRORS: Final = (ConfigError, CorruptError)
 

@@ -10,8 +10,8 @@ from storage.errors import ConfigError, CorruptError
 from storage.records.types import Json
 from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights, opened
 from tests.support.recorded import first_arguments
-from trainer.engines.torch import hf_building
-from trainer.engines.torch.hf_model import HfModel
+from trainer.engines.torch.hf import building
+from trainer.engines.torch.hf.model import HfModel
 from trainer.engines.torch.host_tensors import to_host
 
 LONGROPE = {
@@ -208,19 +208,19 @@ LABELS = MODEL_CONFIG | {"num_labels": 50_000_000}
 @pytest.fixture
 def built_here(monkeypatch: pytest.MonkeyPatch) -> list[Json]:
     """Configurations of which this process makes a model."""
-    return first_arguments(monkeypatch, hf_building, "build")
+    return first_arguments(monkeypatch, building, "build")
 
 
 def test_a_config_that_takes_long_is_refused_before_this_process_reads_it(
     built_here: list[Json], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf_building, "BUILD_CPU_S", 3.0)
+    monkeypatch.setattr(building, "BUILD_CPU_S", 3.0)
     with pytest.raises(
         ConfigError,
         match=r"\(model_type qwen3\) gives no model within 3 s of CPU time and 2,048 MiB beside its "
         r"tensors: it used up its CPU time; correct it",
     ):
-        hf_building.check_fit(LABELS, base_weights())
+        building.check_fit(LABELS, base_weights())
     assert built_here == []
 
 
@@ -229,13 +229,13 @@ def test_errors_of_a_config_that_is_not_plain_are_those_of_a_plain_one(
 ) -> None:
     labels = MODEL_CONFIG | {"num_labels": 3}
     with pytest.raises(ConfigError, match=r"gives no causal language model: .*nope"):
-        hf_building.check_fit(labels | {"hidden_act": "nope"}, base_weights())
+        building.check_fit(labels | {"hidden_act": "nope"}, base_weights())
     with pytest.raises(CorruptError, match="needs tensors that are not given"):
-        hf_building.check_fit(labels | {"num_hidden_layers": 3}, base_weights())
+        building.check_fit(labels | {"num_hidden_layers": 3}, base_weights())
     with pytest.raises(CorruptError, match="has other shapes for"):
-        hf_building.check_fit(labels | {"hidden_size": 32}, base_weights())
+        building.check_fit(labels | {"hidden_size": 32}, base_weights())
     assert built_here == []
-    hf_building.check_fit(labels, base_weights())
+    building.check_fit(labels, base_weights())
     assert built_here == [labels]
 
 
@@ -245,16 +245,16 @@ def test_tables_are_compared_with_the_bytes_of_all_tensors(
     weights = base_weights()
     held = sum(tensor.bits.nbytes for tensor in weights.values())
     compared: list[int] = []
-    monkeypatch.setattr(hf_building, "_check_tables", lambda model, held: compared.append(held))
-    hf_building.check_fit(MODEL_CONFIG, weights)
+    monkeypatch.setattr(building, "_check_tables", lambda model, held: compared.append(held))
+    building.check_fit(MODEL_CONFIG, weights)
     assert compared == [held]
 
 
 def test_a_plain_config_needs_no_process(
     built_here: list[Json], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf_building, "FIT_CHILD", "no.such.module")
-    hf_building.check_fit(MODEL_CONFIG, base_weights())
+    monkeypatch.setattr(building, "FIT_CHILD", "no.such.module")
+    building.check_fit(MODEL_CONFIG, base_weights())
     assert built_here == [MODEL_CONFIG]
     with pytest.raises(ConfigError, match="ended with status 1 before it was ready"):
-        hf_building.check_fit(MODEL_CONFIG | {"num_labels": 3}, base_weights())
+        building.check_fit(MODEL_CONFIG | {"num_labels": 3}, base_weights())

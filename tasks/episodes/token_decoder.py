@@ -1,6 +1,6 @@
 """Text of stored tokens, by the tokenizer of their policy.
 
-The tokenizer is untrusted: it runs in a child process (`decoder_child.py`) with limits.
+The tokenizer is untrusted: it runs in a child process (`token_decoder_child.py`) with limits.
 """
 
 import base64
@@ -17,18 +17,18 @@ from storage.machine.kept_process import KeptProcess, result
 from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutError
 from storage.store.object_store import ObjectStore
 from storage.weights import reader
-from tasks.episodes.decoder_child import ERRORS
+from tasks.episodes.token_decoder_child import ERRORS
 
 log = logging.getLogger(__name__)
 
-MODULE: Final = "tasks.episodes.decoder_child"
+MODULE: Final = "tasks.episodes.token_decoder_child"
 TOKEN_TEXT_MAX = 256
 """Characters of one token's text; those of common models have some hundred at most."""
 DECODERS_MAX: Final = 8
 """Policies whose tokenizers are held at once."""
 
 
-class Decoder:
+class TokenDecoder:
     """Text of tokens by the `tokenizer.json` of a policy's version 0.
 
     Without a readable tokenizer, or where it fails, the text of a token is its number. The child is
@@ -74,11 +74,11 @@ class Decoder:
             self._process = None
 
 
-class Decoders:
+class TokenDecoders:
     """Decoders of the policies of a run."""
 
     def __init__(self, run: ObjectStore) -> None:
-        self.of = lru_cache(DECODERS_MAX)(partial(Decoder, run))
+        self.of = lru_cache(DECODERS_MAX)(partial(TokenDecoder, run))
         """policy → its decoder."""
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from rollout.engines.sglang import model_shapes as module
-from rollout.engines.sglang.model_shapes import model_shapes
+from rollout.engines.sglang.weights import shapes as module
+from rollout.engines.sglang.weights.shapes import model_shapes
 from storage.errors import ConfigError
 from storage.records.types import Json
 from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights

@@ -1,4 +1,4 @@
-"""The child process of a `Decoder`: `python -m tasks.episodes.decoder_child`.
+"""The child process of a `TokenDecoder`: `python -m tasks.episodes.token_decoder_child`.
 
     parent ──{"tokenizer": Base64 of tokenizer.json}──▶ child ──▶ null
            ──{"tokens": [349, 358]}───────────────────▶       ──▶ "approve<|end|>"

@@ -20,7 +20,7 @@ from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.step.logprobs import token_logprobs
 from trainer.engines.torch.compiled_layers import compile_layers
-from trainer.engines.torch.hf_building import (
+from trainer.engines.torch.hf.building import (
     build,
     check_fit,
     errors_of,

@@ -8,7 +8,7 @@ several policies               version 0: the base of all;  each policy: A and B
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from rollout.engines.sglang.adapters import split
+from rollout.engines.sglang.weights.adapters import split
 from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor, StoredAdapter

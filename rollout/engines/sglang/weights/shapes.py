@@ -16,7 +16,7 @@ from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutErro
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 
-SHAPES_CHILD: Final = "rollout.engines.sglang.shapes_child"
+SHAPES_CHILD: Final = "rollout.engines.sglang.weights.shapes_child"
 BUILD_CPU_S: Final = 20.0
 """CPU seconds in which a model is built without memory for tensors. Common ones take a few."""
 NAMES_SHOWN_MAX = 5
@@ -50,7 +50,7 @@ def model_shapes(
 
 def _built_in_process(model_config: Json, num_tensors: int) -> tuple[Shapes, frozenset[str]]:
     """Call `built_shapes` in a child process with limits."""
-    from rollout.engines.sglang.shapes_child import ERRORS
+    from rollout.engines.sglang.weights.shapes_child import ERRORS
 
     question = {"model_config": model_config, "num_tensors": num_tensors, "cpu_s": BUILD_CPU_S}
     try:

@@ -1,0 +1,1 @@
+"""Models of transformers: how they are built and checked, and one that trains."""
