@@ -31,12 +31,16 @@ _SHORTENED = re.compile(r"([a-z][a-z0-9+.-]*:/|//)[^/]*@", re.IGNORECASE)
 """The start of an address with a user, with a scheme and one slash, or with two slashes alone."""
 _PARAMETERS = re.compile(r"[?&#;]")
 """Characters before a parameter."""
+_NESTED_MAX = 3
+"""Addresses in an address, each a parameter of the one before, that are searched."""
 
 
-def holds_credentials(url: str) -> bool:
+def holds_credentials(url: str, nested_max: int = _NESTED_MAX) -> bool:
     """Return whether the address has a user, or a parameter that is named like a secret or is such
-    an address itself.
+    an address itself; true where more than `nested_max` addresses are in one another.
     """
+    if nested_max < 0:
+        return True
     scheme, separator, rest = url.partition("://")
     if not separator:
         user, at, _ = url.partition("/")[0].rpartition("@")
@@ -46,10 +50,14 @@ def holds_credentials(url: str) -> bool:
     authority = rest.partition("/")[0] if scheme in _WITH_PATHS else rest
     has_user = "@" in authority or (scheme == "s3" and ":" in authority)
     return has_user or any(
-        _SECRET.search(unquote(name))
-        or ("://" in unquote(value) and holds_credentials(unquote(value)))
-        for name, _, value in (one.partition("=") for one in _PARAMETERS.split(rest)[1:])
+        _SECRET.search(name) or ("://" in value and holds_credentials(value, nested_max - 1))
+        for name, value in map(_name_and_value, _PARAMETERS.split(rest)[1:])
     )
+
+
+def _name_and_value(parameter: str) -> tuple[str, str]:
+    name, _, value = parameter.partition("=")
+    return unquote(name), unquote(value)
 
 
 def without_credentials(url: str) -> str:

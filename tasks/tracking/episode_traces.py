@@ -32,6 +32,8 @@ FIELDS_MAX = 20
 """Fields of a prompt that are shown, and metrics of an episode."""
 SPANS_MAX = 200
 """Spans of one trace; the first ones."""
+ALL_SPANS_MAX = 5_000
+"""Spans of the traces of one evaluation; later traces have none."""
 TIME_MAX_S = 4_102_444_800.0
 """The year 2100: MLflow's nanoseconds are 64-bit integers. A later time is shown as this one."""
 SECONDS_MAX = 1e6
@@ -100,9 +102,14 @@ def episode_traces(
     run_id: str, evaluation: Evaluation, sample: EvaluationSample, texts: Texts
 ) -> Iterator[EpisodeTrace]:
     """Yield a trace of each episode of the sample, in its order."""
+    spans_left = ALL_SPANS_MAX
     for place, group in enumerate(sample.groups):
         for number, episode in enumerate(group.episodes):
-            yield _trace(run_id, evaluation, group.prompt, episode, f"{place}/{number}", texts)
+            identity = f"{place}/{number}"
+            spans_max = min(SPANS_MAX, spans_left)
+            trace = _trace(run_id, evaluation, group.prompt, episode, identity, spans_max, texts)
+            spans_left -= len(trace.spans)
+            yield trace
 
 
 def _trace(
@@ -111,6 +118,7 @@ def _trace(
     prompt: Prompt,
     episode: Episode,
     place: str,
+    spans_max: int,
     texts: Texts,
 ) -> EpisodeTrace:
     start_s = min(max(evaluation.created_s - evaluation.seconds, 0.0), TIME_MAX_S)
@@ -144,11 +152,11 @@ def _trace(
                 **_measured(episode),
                 "evaluated_versions": dict(evaluation.versions),
                 "policies": sorted({turn.policy for turn in sampled}),
-                "spans_left_out": max(sum(map(_is_shown, turns)) - SPANS_MAX, 0),
+                "spans_left_out": max(sum(map(_is_shown, turns)) - spans_max, 0),
             },
             usage=(sum(turn.start for turn in sampled), sum(map(len, sampled))),
         ),
-        spans=tuple(_spans(turns, start_s, seconds, texts)),
+        spans=tuple(islice(_spans(turns, start_s, seconds, texts), spans_max)),
     )
 
 
@@ -193,7 +201,7 @@ def _spans(
     sampled = 0
     with_before = zip([None, *turns], turns, strict=False)
     shown = ((before, turn) for before, turn in with_before if _is_shown(turn))
-    for before, turn in islice(shown, SPANS_MAX):
+    for before, turn in shown:
         begin_s = start_s + seconds * sampled / total
         if turn.policy:
             sampled += len(turn)

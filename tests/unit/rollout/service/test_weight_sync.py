@@ -120,6 +120,22 @@ async def test_one_version_that_does_not_fit_the_model_is_passed_over_and_a_seco
         await sync.refresh()
 
 
+async def test_a_version_that_is_not_finite_is_passed_over(
+    memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter
+) -> None:
+    engine = await engine_at(memory_store, 1)
+    sync = WeightSync(memory_store, "solver", WeightLoader(engine), 0.1, heartbeat_writer)
+    given = tensors(2)
+    name = next(name for name, each in given.items() if each.dtype == "BF16")
+    infinite = replace(given[name], bits=np.full_like(given[name].bits, 0x7F80))
+    publisher.publish(memory_store, "solver", 2, given | {name: infinite})
+    assert not await sync.refresh()
+    assert "of version 2 has values that are not finite" in heartbeat_writer.last.note
+    publisher.publish(memory_store, "solver", 3, tensors(3))
+    assert await sync.refresh()
+    assert engine.version == 3
+
+
 async def test_a_store_that_cannot_be_read_as_it_is_set_up_is_no_damage(
     memory_store: ObjectStore, heartbeat_writer: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -67,6 +68,24 @@ def test_an_address_without_a_credential_is_shown_unchanged(url: str) -> None:
     assert not holds_credentials(url)
     assert without_credentials(url) == url
     check_no_credentials("ASTRAFLOW_STORE", url)
+
+
+def nested(address: str, times: int) -> str:
+    for _ in range(times):
+        address = f"https://host/?at={quote(address, safe='')}"
+    return address
+
+
+@pytest.mark.parametrize(("times", "is_shown"), [(3, True), (4, False)])
+def test_addresses_in_addresses_are_searched_down_to_three(times: int, is_shown: bool) -> None:
+    assert holds_credentials(nested("https://host/?token=s3cr3t", times))
+    assert holds_credentials(nested("https://host/?at=here", times)) is not is_shown
+
+
+def test_a_long_row_of_addresses_in_one_another_is_refused_at_once() -> None:
+    address = "memory://?=" + "".join(f"://%{'25' * n}3F=" for n in range(330)) + "://host"
+    assert len(address) > 100_000
+    assert without_credentials(address) == "memory://"
 
 
 @pytest.mark.parametrize("variable", list(VARIABLES))

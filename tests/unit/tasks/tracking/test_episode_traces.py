@@ -207,6 +207,18 @@ def test_spans_fields_and_metrics_are_limited(monkeypatch: pytest.MonkeyPatch) -
     assert trace.root.attributes["metrics"] == {"a": 1.0, "b": 2.0}
 
 
+def test_the_spans_of_all_traces_of_an_evaluation_are_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ALL_SPANS_MAX", 5)
+    episode = builders.episode(with_observation())
+    given = list(traces(Group(Prompt("p", {}), (episode,) * 3)))
+    whole = len(given[0].spans)
+    assert whole == 4
+    assert [len(trace.spans) for trace in given] == [4, 1, 0]
+    assert [trace.root.attributes["spans_left_out"] for trace in given] == [0, 3, 4]
+
+
 def test_a_trace_of_very_many_turns_takes_few_bytes_for_each() -> None:
     num_turns = 2**15
     owners = (np.arange(num_turns) % 2 - 1).astype(np.int8)

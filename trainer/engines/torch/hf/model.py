@@ -16,6 +16,7 @@ from torch.nn import Embedding
 
 from storage.errors import ConfigError
 from storage.formats.model_config import longest_context
+from storage.formats.plain_model import is_plain
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.engines.step.logprobs import token_logprobs
@@ -28,6 +29,7 @@ from trainer.engines.torch.hf.building import (
     untied,
     wrong_value,
 )
+from trainer.engines.torch.hf.forward_size import check_forward_size
 from trainer.engines.torch.host_tensors import to_torch
 
 PROBE_TOKENS = 4
@@ -73,7 +75,8 @@ class HfModel:
         Raises:
             CorruptError: names or shapes of `weights` differ from the model's.
             ConfigError: the device cannot be used, the model cannot be built, it changes its logits
-                after the head, or its packed rows see each other.
+                after the head, it computes far more than models with such weights do, or its packed
+                rows see each other.
         """
         self.device = _usable_device(device)
         self._rounds = precision == "bf16"
@@ -89,6 +92,9 @@ class HfModel:
             self.head: torch.nn.Linear = self.model.get_output_embeddings()
             self.vocab_size: int = self.model.config.get_text_config().vocab_size
             self.positions = _positions(self.model, model_config)
+            if not is_plain(model_config):
+                self.model.train()
+                check_forward_size(self.model, self.vocab_size, self.positions)
             _check_head(self.model, self.vocab_size)
             _run_at_last_positions(self.model, self.vocab_size, self.positions or PROBE_TOKENS)
             _run_as_trained(self.model, self.vocab_size)

@@ -1,0 +1,127 @@
+"""A limit for the elements that a model of an untrusted `config.json` computes.
+
+transformers has code for hundreds of model types, and some of it multiplies tokens by numbers that
+no stored tensor limits. So two rows of a few tokens are computed before any other, and the results
+of each operation are counted before it is executed:
+
+    all results of a row          ≤ tokens × 16 × the longest sides of all weights, and each once
+    those of a single operation   ≤ tokens × the elements of the largest weight
+
+Most types take a tenth of both. State space models of the second generation (Bamba, Falcon-H1)
+exceed them where their kernels for GPUs are not installed.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from storage.errors import ConfigError
+
+LENGTHS: Final = (16, 256)
+"""Tokens of the rows that are computed, up to the longest context."""
+PADDED_LENGTH: Final = 64
+"""Tokens as which a shorter row counts: state space models compute a number of tokens at once."""
+RESULTS_PER_SIDE: Final = 16
+"""So many elements a token may give for each row or column of the weights. Those of published types
+give 1 to 12.
+"""
+OPERATION_ELEMENTS: Final = 64
+"""Elements that the time of an operation stands for, however few it gives."""
+
+
+def check_forward_size(model: Any, vocab_size: int, positions: int | None) -> None:
+    """Run the body of `model` on rows of a few lengths, up to `positions` tokens.
+
+    Raises:
+        ConfigError: it computes far more elements than models with such weights do.
+    """
+    weights = [*model.parameters()]
+    largest, total = (of(weight.numel() for weight in weights) for of in (max, sum))
+    per_token = RESULTS_PER_SIDE * sum(map(_longest_side, weights))
+    for length in sorted({min(each, positions or each) for each in LENGTHS}):
+        counted = max(length, PADDED_LENGTH)
+        tokens_BT = torch.arange(length, device=weights[0].device)[None] % vocab_size
+        limits = _Results(model.config.model_type, counted * largest, counted * per_token + total)
+        with torch.no_grad(), limits:
+            model.base_model(input_ids=tokens_BT, use_cache=False)
+
+
+def _longest_side(weight: Tensor) -> int:
+    """Return the rows or columns of a matrix, of all in a stack of matrices; all of a vector."""
+    return weight.numel() // max(1, min(weight.shape[-2:])) if weight.ndim > 1 else weight.numel()
+
+
+class _Results(TorchDispatchMode):
+    """Count the elements that operations allocate, and refuse one that would exceed the limit.
+
+    Each operation runs on the device "meta" first, where it has shapes and no values.
+    """
+
+    def __init__(self, model_type: str, single_max: int, all_max: int) -> None:
+        """`single_max`: elements of one operation's results; `all_max`: of all together."""
+        super().__init__()
+        self._model_type = model_type
+        self._single_max, self._all_max = single_max, all_max
+        self.num_elements = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if not func.is_view:
+            self._check(_num_elements(_shapes(func, args, kwargs)))
+        results = func(*args, **kwargs)
+        given = {_storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        tensors = [each for each in tree_leaves(results) if isinstance(each, Tensor)]
+        computed = _num_elements(each for each in tensors if _storage(each) not in given)
+        computed = max(computed, OPERATION_ELEMENTS)
+        self._check(computed)
+        self.num_elements += computed
+        return results
+
+    def _check(self, more: int) -> None:
+        for found, limit in (
+            (more, self._single_max),
+            (self.num_elements + more, self._all_max),
+        ):
+            if found > limit:
+                raise ConfigError(
+                    f"config.json of the base model (model_type {self._model_type}) lets a few "
+                    f"tokens be computed in {found:,} elements, of which its weights explain "
+                    f"{limit:,}; correct its sizes, or use another model. A state space model may "
+                    "need a GPU and the package mamba-ssm"
+                )
+
+
+def _shapes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[Tensor]:
+    """Return the results of an operation on the device "meta"; none where its shapes depend on
+    values, which is a selection of what was counted.
+    """
+    try:
+        results = func(*tree_map(_on_meta, args), **tree_map(_on_meta, kwargs))
+    except (NotImplementedError, RuntimeError):
+        return []
+    return [each for each in tree_leaves(results) if isinstance(each, Tensor)]
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return value.to("meta") if isinstance(value, Tensor) else value
+
+
+def _num_elements(tensors: Iterable[Tensor]) -> int:
+    return sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
