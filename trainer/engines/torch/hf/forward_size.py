@@ -56,7 +56,7 @@ def _longest_side(weight: Tensor) -> int:
     return weight.numel() // max(1, min(weight.shape[-2:])) if weight.ndim > 1 else weight.numel()
 
 
-class _Results(TorchDispatchMode):
+class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the elements that operations allocate, and refuse one that would exceed the limit.
 
     Each operation runs on the device "meta" first, where it has shapes and no values.
@@ -64,7 +64,7 @@ class _Results(TorchDispatchMode):
 
     def __init__(self, model_type: str, single_max: int, all_max: int) -> None:
         """`single_max`: elements of one operation's results; `all_max`: of all together."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._model_type = model_type
         self._single_max, self._all_max = single_max, all_max
         self.num_elements = 0
@@ -124,4 +124,4 @@ def _num_elements(tensors: Iterable[Tensor]) -> int:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
