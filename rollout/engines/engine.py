@@ -109,7 +109,7 @@ class Engine(Protocol):
             ContextFullError: `tokens` leave no space in the longest context.
             ConfigError: `tokens` are empty, an id is outside the vocabulary, or no weights are
                 loaded yet.
-            RequestRefusedError: the engine does not take this request; others go on.
+            RequestRefusedError: the engine does not answer this request; others go on.
             EngineFailedError: the engine broke or was closed.
         """
 
@@ -167,7 +167,7 @@ class GenerationAbortedError(RuntimeError):
 
 
 class RequestRefusedError(AstraFlowError):
-    """An engine that works does not take a request; the message has its reason."""
+    """An engine that works does not answer a request; the message has its reason."""
 
 
 class EngineFailedError(RuntimeError):

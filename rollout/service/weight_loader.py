@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from rollout.engines.engine import AdapterEngine, Engine
 from storage.coordination.system_threads import in_system_thread
-from storage.errors import ConfigError
+from storage.errors import CorruptError
 from storage.formats import adapters
 from storage.formats.adapters import Merged
 from storage.formats.safetensors import is_finite
@@ -33,7 +33,7 @@ class WeightLoader:
     async def load(self, weights: LoadedWeights) -> None:
         """Load a version that was read and verified.
 
-        Raises what `Engine.load` raises, and ConfigError for weights that are not finite.
+        Raises what `Engine.load` raises, and CorruptError for weights that are not finite.
         """
         manifest, given = weights.manifest, weights.tensors
         if manifest.adapter is None:
@@ -57,7 +57,7 @@ class WeightLoader:
         return self._published.get(version) or self.engine.digest(version)
 
     def _check(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
-        """Raise ConfigError for a tensor that is not finite, unless it was given before."""
+        """Raise CorruptError for a tensor that is not finite, unless it was given before."""
         for name, tensor in tensors.items():
             if tensor is not self._tensors.get(name) and not is_finite(tensor):
-                raise ConfigError(f"{name} of version {version} has values that are not finite")
+                raise CorruptError(f"{name} of version {version} has values that are not finite")

@@ -53,9 +53,8 @@ def continuation(
             settings["train"]["reference"]["version"] = 0
     data["steps"], data["seed"] = steps, (config.seed + 1) % SEEDS
     data["data"]["start"] = prompts_end(run)
-    for path in schema.without_effect(
-        data, config
-    ):  # defaults that a stored recipe has written out
+    # Defaults that a stored recipe has written out; what is in a section before the section.
+    for path in sorted(schema.without_effect(data, config), key=len, reverse=True):
         _remove(data, path)
     return data
 

@@ -23,7 +23,7 @@ from storage.errors import (
     TransientError,
 )
 from storage.formats.json_objects import parse
-from storage.formats.safetensors import weights_digest
+from storage.formats.safetensors import is_finite, weights_digest
 from storage.records.batches import Batch
 from storage.records.control import ServiceState, WaitReason
 from storage.records.numbers import QUANTITY_MAX
@@ -171,6 +171,12 @@ class _Trainer:
             base = self._lifetime.retry(
                 "reading version 0", lambda: reader.read(self._run, self._policy, 0)
             )
+            for name, tensor in base.tensors.items():
+                if not is_finite(tensor):
+                    raise CorruptError(
+                        f"{name} of version 0 of {self._policy} has values that are not finite; "
+                        "start a new run from a base model without them"
+                    )
             self._engine.set_weights(base.tensors)
             self._publication.base = base
         else:

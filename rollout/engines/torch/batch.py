@@ -48,6 +48,8 @@ class Request:
     version_starts: list[tuple[int, int]] = field(default_factory=list)
     """(version, index of the first token that it samples), in order."""
     finish_reason: FinishReason = "abort"
+    failure: str = ""
+    """Why there is no answer; empty where there is one."""
 
     def generation(self) -> Generation:
         """Return the tokens generated so far."""
@@ -213,11 +215,10 @@ class ContinuousBatch:
         return self._record(*self._slots.sample(logits, self._plan))
 
     def _record(self, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Request]:
-        """Append one token to the request of each slot; return the finished, their slots freed."""
-        if math.isnan(sum(logprobs)):
-            raise FloatingPointError(
-                f"weights version {self.version} gives logits that are not numbers"
-            )
+        """Append one token to the request of each slot; return the finished, their slots freed.
+
+        A request whose logits are not numbers is finished, too, as a failure.
+        """
         finished = []
         for slot, (request, token, logprob) in enumerate(
             zip(self._running, tokens, logprobs, strict=True)
@@ -225,7 +226,12 @@ class ContinuousBatch:
             assert request is not None
             request.tokens.append(token)
             request.logprobs.append(logprob)
-            if token in request.sampling.stop_ids:
+            if math.isnan(logprob):
+                request.failure = (
+                    f"weights version {self.version} gives logits that are not numbers"
+                )
+                self._cache.clear(slot)
+            elif token in request.sampling.stop_ids:
                 request.finish_reason = "stop"
             elif len(request.tokens) == request.limit:
                 request.finish_reason = "length"

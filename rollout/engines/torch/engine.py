@@ -20,6 +20,7 @@ from rollout.engines.engine import (
     NO_VERSION,
     EngineFailedError,
     Generation,
+    RequestRefusedError,
     SamplingParams,
 )
 from rollout.engines.requests import checked_prompt
@@ -236,7 +237,7 @@ class TorchRolloutEngine:
             return
         with self._arrived:
             answers = [(self._answers.pop(request, None), request) for request in finished]
-        settle([(answer, request.generation()) for answer, request in answers if answer])
+        settle([(answer, _result(request)) for answer, request in answers if answer])
 
     def _end(self, failure: EngineFailedError | None) -> None:
         """Resolve all outstanding calls: with `failure`, or as aborted."""
@@ -248,6 +249,10 @@ class TorchRolloutEngine:
         settle([(swap.done, closed) for swap in swaps])
         settle([(answer, failure or request.generation()) for request, answer in answers.items()])
         self._batch = None
+
+
+def _result(request: Request) -> Generation | RequestRefusedError:
+    return RequestRefusedError(request.failure) if request.failure else request.generation()
 
 
 def _device(config: EngineConfig) -> torch.device:

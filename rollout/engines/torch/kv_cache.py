@@ -5,7 +5,8 @@
 
 Keys are stored transposed: the products with queries then read memory sequentially, which halves
 their time on a CPU. Slots in use form a dense prefix 0 … N−1, so that a decode step works on plain
-slices. Values beyond a sequence's length are undefined; attention masks them out.
+slices. Values beyond a sequence's length are those of others, and finite; attention masks
+them out.
 
 Shapes: N sequences decoded together, K kv_heads, G query heads for each of them, S tokens of a
 prompt, D head_dim.
@@ -31,8 +32,7 @@ class KVCache:
         dtype: torch.dtype,
     ) -> None:
         a = architecture
-        # Zeros, not empty: a NaN in unwritten memory would pass through the mask, as 0 · NaN is
-        # NaN.
+        # Zeros, not empty: see `clear`.
         self.keys = torch.zeros(
             (a.layers, slots, a.kv_heads, a.head_dim, max_tokens), device=device, dtype=dtype
         )
@@ -78,6 +78,13 @@ class KVCache:
         length = keys.shape[2]
         self.keys[:, slot, :, :, :length].copy_(keys.transpose(-1, -2))
         self.values[:, slot, :, :length].copy_(values)
+
+    def clear(self, slot: int) -> None:
+        """Overwrite `slot` with zeros: a NaN of a sequence that has left would pass through the
+        mask of the next one, as 0 · NaN is NaN.
+        """
+        self.keys[:, slot].zero_()
+        self.values[:, slot].zero_()
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first `length` tokens of each source slot to the target slot at its index."""

@@ -8,7 +8,7 @@ from rollout.service import weight_loader
 from rollout.service.weight_loader import WeightLoader
 from rollout.service.weight_sync import WeightSync
 from storage.coordination.heartbeat_writer import HeartbeatWriter
-from storage.errors import ConfigError
+from storage.errors import CorruptError
 from storage.formats import adapters
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import StoredAdapter
@@ -70,11 +70,11 @@ async def test_an_engine_is_not_given_weights_that_are_not_finite(
     base, adapted = (reader.read(memory_store, "solver", version) for version in (0, 1))
     engine = ScriptedEngine(EngineConfig(), {})
     loader = WeightLoader(engine)
-    with pytest.raises(ConfigError, match=r"norm\.weight of version 0 has values that are not"):
+    with pytest.raises(CorruptError, match=r"norm\.weight of version 0 has values that are not"):
         await loader.load(spoiled(base, "norm.weight", bits))
     assert engine.version == -1
     await loader.load(base)
-    with pytest.raises(ConfigError, match=f"{W} of version 1 has values that are not finite"):
+    with pytest.raises(CorruptError, match=f"{W} of version 1 has values that are not finite"):
         await loader.load(spoiled(adapted, B, bits))
     assert engine.version == 0
     with pytest.raises(KeyError):
@@ -94,7 +94,7 @@ async def test_nor_an_adapter_that_is_not(memory_store: ObjectStore) -> None:
     publish_adapters(memory_store)
     adapted = reader.read(memory_store, "solver", 1)
     loader = WeightLoader(AdapterServer(EngineConfig(), {}))
-    with pytest.raises(ConfigError, match=f"{A} of version 1 has values that are not finite"):
+    with pytest.raises(CorruptError, match=f"{A} of version 1 has values that are not finite"):
         await loader.load(spoiled(adapted, A, NAN))
     await loader.load(adapted)
     assert loader.engine.version == 1

@@ -211,6 +211,20 @@ def test_a_schedule_that_ended_with_the_run_ends_with_the_new_one(
     assert again.policies["solver"].train.schedule_steps == expected
 
 
+def test_settings_without_effect_are_left_out_with_the_section_that_has_none(
+    store: ObjectStore,
+) -> None:
+    stored = loader.load(RECIPE).model_dump(mode="json")
+    stored["rollout"]["engine"] |= {
+        "name": "torch",
+        "sglang": {"urls": ["http://127.0.0.1:30000"], "python": "x", "shared": True},
+    }
+    run = runs.create_run(store, "one", stored)
+    data = continuation(run, 9, {})
+    assert "sglang" not in data["rollout"]["engine"]
+    assert loader.load(yaml_file.write(data)).rollout.engine.name == "torch"
+
+
 def test_the_reference_is_the_version_that_the_new_run_begins_with(store: ObjectStore) -> None:
     config = loader.load(
         RECIPE, {"policies.solver.train.reference": {"version": 1, "coefficient": 0.1}}

@@ -133,7 +133,7 @@ def weight_of(value: int) -> dict[str, HostTensor]:
 
 
 def wide_weight_of(value: int) -> dict[str, HostTensor]:
-    bits = np.random.default_rng(0).integers(0, 2**16, 4096).astype(np.uint16)
+    bits = np.random.default_rng(0).integers(0, 0x7F80, 4096).astype(np.uint16)
     bits[-1] = value
     return {"weight": HostTensor("BF16", (4096,), bits)}
 
@@ -809,6 +809,13 @@ def test_a_batch_with_another_number_of_rows_is_not_trained_on(
 def test_a_base_model_without_its_config_is_named(memory_store: ObjectStore) -> None:
     publisher.publish(memory_store, POLICY, 0, weight_of(0))
     with pytest.raises(CorruptError, match=r"version 0 of solver has no config\.json"):
+        trained(memory_store, steps=1)
+
+
+def test_a_base_model_that_is_not_finite_is_named(memory_store: ObjectStore) -> None:
+    infinite = {"w": HostTensor("BF16", (2,), np.array([0x3F80, 0x7F80], np.uint16))}
+    publisher.publish(memory_store, POLICY, 0, infinite, extra_files={"config.json": b"{}"})
+    with pytest.raises(CorruptError, match="w of version 0 of solver has values that are not fin"):
         trained(memory_store, steps=1)
 
 

@@ -4,11 +4,12 @@ transformers has code for hundreds of model types, and some of it multiplies tok
 no stored tensor limits. So two rows of a few tokens are computed before any other, and the results
 of each operation are counted before it is executed:
 
-    all results of a row          ≤ tokens × 16 × the longest sides of all weights, and each once
+    all results of a row          ≤ tokens × 32 × the longest sides of all weights, and each once
     those of a single operation   ≤ tokens × the elements of the largest weight
 
 Most types take a tenth of both. State space models of the second generation (Bamba, Falcon-H1)
-exceed them where their kernels for GPUs are not installed.
+exceed them where their kernels for GPUs are not installed. What is within the limits may still be
+far more than the type needs: a mixture of experts that uses all of them for each token.
 """
 
 import math
@@ -26,9 +27,9 @@ LENGTHS: Final = (16, 256)
 """Tokens of the rows that are computed, up to the longest context."""
 PADDED_LENGTH: Final = 64
 """Tokens as which a shorter row counts: state space models compute a number of tokens at once."""
-RESULTS_PER_SIDE: Final = 16
+RESULTS_PER_SIDE: Final = 32
 """So many elements a token may give for each row or column of the weights. Those of published types
-give 1 to 12.
+give 1 to 12; of tiny models with many heads of linear attention, up to 27.
 """
 OPERATION_ELEMENTS: Final = 64
 """Elements that the time of an operation stands for, however few it gives."""
@@ -98,7 +99,7 @@ class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     f"config.json of the base model (model_type {self._model_type}) lets a few "
                     f"tokens be computed in {found:,} elements, of which its weights explain "
                     f"{limit:,}; correct its sizes, or use another model. A state space model may "
-                    "need a GPU and the package mamba-ssm"
+                    "need a GPU and the package of its kernels"
                 )
 
 

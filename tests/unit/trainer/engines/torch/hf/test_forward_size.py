@@ -58,6 +58,10 @@ def test_numbers_that_no_weight_has_do_not_multiply_tokens(change: Json) -> None
         SIZES | {"model_type": "olmo2"},
         SIZES | {"model_type": "diffllama"},
         SIZES | {"model_type": "hrm_text"},
+        SIZES
+        | {"model_type": "qwen3_5_text", "hidden_size": 64, "num_hidden_layers": 4}
+        | {f"linear_num_{kind}_heads": 16 for kind in ("key", "value")}
+        | {f"linear_{kind}_head_dim": 4 for kind in ("key", "value")},
     ],
     ids=lambda config: config["model_type"],
 )
@@ -125,7 +129,7 @@ def test_all_operations_together_may_give_some_elements_for_each_side() -> None:
         row = torch.zeros(1, 1000)
         return lambda tokens: [row.clone() for _ in range(times)]
 
-    limit = 64 * 16 * 8 + 32  # 64 tokens, 16 elements for each of 8 rows, and the matrix itself
+    limit = 64 * 32 * 8 + 32  # 64 tokens, 32 elements for each of 8 rows, and the matrix itself
     assert not refused(copied(limit // 1000))
     assert refused(copied(limit // 1000 + 1))
 
@@ -134,7 +138,7 @@ def test_an_operation_without_results_takes_time_too() -> None:
     def viewed(times: int) -> Any:
         return lambda tokens: [tokens[:, :1] for _ in range(times)]
 
-    limit = (64 * 16 * 8 + 32) // forward_size.OPERATION_ELEMENTS
+    limit = (64 * 32 * 8 + 32) // forward_size.OPERATION_ELEMENTS
     assert not refused(viewed(limit // 2))
     assert refused(viewed(limit + 1))
 
