@@ -171,13 +171,13 @@ class _Trainer:
             base = self._lifetime.retry(
                 "reading version 0", lambda: reader.read(self._run, self._policy, 0)
             )
-            for name, tensor in base.tensors.items():
+            self._engine.set_weights(base.tensors)
+            for name, tensor in self._engine.weights().items():
                 if not is_finite(tensor):
                     raise CorruptError(
-                        f"{name} of version 0 of {self._policy} has values that are not finite; "
-                        "start a new run from a base model without them"
+                        f"{name} of version 0 of {self._policy} has values that are not finite as "
+                        f"{tensor.dtype}; start a new run from a base model without them"
                     )
-            self._engine.set_weights(base.tensors)
             self._publication.base = base
         else:
             self._resume(newest)

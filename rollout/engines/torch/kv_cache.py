@@ -5,8 +5,8 @@
 
 Keys are stored transposed: the products with queries then read memory sequentially, which halves
 their time on a CPU. Slots in use form a dense prefix 0 … N−1, so that a decode step works on plain
-slices. Values beyond a sequence's length are those of others, and finite; attention masks
-them out.
+slices. Values beyond a sequence's length are those of others, and finite; attention masks them
+out. Only where products with absurdly large ones overflow, a request fails, and `clear` follows.
 
 Shapes: N sequences decoded together, K kv_heads, G query heads for each of them, S tokens of a
 prompt, D head_dim.

@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from storage.errors import CorruptError
 from storage.records.batches import Batch
 from storage.records.types import Float32, Int64
 from trainer.config import TrainConfig
@@ -124,8 +125,17 @@ class _Penalty:
 
     @torch.no_grad()
     def logprobs(self, blocks: list[Block]) -> Tensor:
-        """Compute log q of the loss tokens of a pass; all ranks take part."""
-        return _logprobs(blocks, self.reference)[0]
+        """Compute log q of the loss tokens of a pass; all ranks take part.
+
+        CorruptError where they are not finite: a NaN would have no gradient after a clamp.
+        """
+        reference_N = _logprobs(blocks, self.reference)[0]
+        if not reference_N.isfinite().all():
+            raise CorruptError(
+                f"version {self.kl.version}, the reference, gives log-probabilities that are not "
+                "finite; use another version in train.reference, in a new run"
+            )
+        return reference_N
 
     def added(self, values_N: Tensor, logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
         """Return the token losses with their penalties, and count the distances."""

@@ -30,6 +30,7 @@ from storage.run.runs import request_stop
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from storage.weights import compaction, manifests, publisher, reader
+from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights
 from tests.support.patience import PATIENCE_S
 from tests.support.runs.adapter_versions import LORA, drawn
 from tests.support.runs.builders import batch, row
@@ -812,11 +813,19 @@ def test_a_base_model_without_its_config_is_named(memory_store: ObjectStore) -> 
         trained(memory_store, steps=1)
 
 
-def test_a_base_model_that_is_not_finite_is_named(memory_store: ObjectStore) -> None:
-    infinite = {"w": HostTensor("BF16", (2,), np.array([0x3F80, 0x7F80], np.uint16))}
-    publisher.publish(memory_store, POLICY, 0, infinite, extra_files={"config.json": b"{}"})
-    with pytest.raises(CorruptError, match="w of version 0 of solver has values that are not fin"):
-        trained(memory_store, steps=1)
+@pytest.mark.parametrize("bits", [0x7F800000, 0x7F7FFFFF], ids=["infinity", "huge"])
+def test_a_base_model_that_is_not_finite_as_it_is_published_is_named(
+    memory_store: ObjectStore, bits: int
+) -> None:
+    weights = base_weights()
+    name = "model.norm.weight"
+    spoiled = np.full(weights[name].shape, 0x3F800000, np.uint32)
+    spoiled[1] = bits
+    weights[name] = HostTensor("F32", weights[name].shape, spoiled)
+    files = {"config.json": json.dumps(MODEL_CONFIG).encode()}
+    publisher.publish(memory_store, POLICY, 0, weights, extra_files=files)
+    with pytest.raises(CorruptError, match=rf"{name} of version 0 of solver .* not finite as BF16"):
+        trained(memory_store, steps=1, config=TrainConfig())
 
 
 def test_an_unknown_engine_is_named_with_a_list_of_engines(run: ObjectStore) -> None:

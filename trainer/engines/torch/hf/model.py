@@ -7,6 +7,7 @@ The body gives hidden states; the head is applied only to the positions that nee
 Shape legend: B rows, T padded tokens, N loss tokens, H hidden size, V vocabulary.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -41,6 +42,8 @@ _OF_VALUES = (
     *(NotImplementedError, TypeError, ValueError),
 )
 """What transformers raises for a wrong value, and torch for no broken machine."""
+_OF_SHAPES = re.compile("must match|shapes? |out of range|out of bounds")
+"""In a RuntimeError of torch: that of tensors that do not fit together."""
 Whole: TypeAlias = Callable[[str, Tensor], Tensor]
 """(name, tensor) → the whole tensor, of which a rank may hold a part; all ranks take part."""
 
@@ -118,7 +121,9 @@ class HfModel:
                 hidden_BTH: Tensor = self.body(
                     input_ids=tokens_BT, position_ids=positions_BT, use_cache=False
                 ).last_hidden_state
-        except _OF_VALUES as error:
+        except Exception as error:  # transformers raises anything for a wrong value
+            if not _is_of_values(error):
+                raise
             # Of a value that is read for rows of some lengths only.
             raise wrong_value(self._model_config, error) from error
         return hidden_BTH
@@ -161,6 +166,12 @@ class HfModel:
     def published(self, whole: Whole) -> Iterator[tuple[str, Tensor | HostTensor]]:
         """Yield the tensors of a version, by name."""
         return self.saved(whole)
+
+
+def _is_of_values(error: Exception) -> bool:
+    """Return whether a wrong value of the configuration gives this error, and no broken machine."""
+    of_shapes = type(error) is RuntimeError and _OF_SHAPES.search(str(error)) is not None
+    return of_shapes or isinstance(error, _OF_VALUES)
 
 
 def _usable_device(name: str) -> torch.device:

@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from storage.errors import CorruptError
 from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
 from storage.records.weights import HostTensor
 from tests.support.models.plain_trainer import PlainTrainer
@@ -176,6 +179,17 @@ def test_a_resumed_engine_with_the_same_reference_continues_bit_for_bit() -> Non
     for batch in batches[2:]:
         assert straight.step(batch) == resumed.step(batch)
     assert weights_digest(straight.save()[0]) == weights_digest(resumed.save()[0])
+
+
+@pytest.mark.parametrize("bits", [0x7FC0, 0x7F7F], ids=["NaN", "huge"])
+def test_a_reference_that_gives_no_numbers_is_no_step_without_it(bits: int) -> None:
+    name = "model.norm.weight"
+    spoiled = replace(OTHER[name], bits=np.full_like(OTHER[name].bits, bits))
+    engine = started(with_kl(LINEAR), OTHER | {name: spoiled})
+    before = weights_digest(engine.weights())
+    with pytest.raises(CorruptError, match="version 0, the reference, gives log-probabilities"):
+        engine.step(sampled_batch(reference_model(WEIGHTS)))
+    assert weights_digest(engine.weights()) == before
 
 
 def test_a_step_without_the_weights_of_the_reference_is_refused() -> None:

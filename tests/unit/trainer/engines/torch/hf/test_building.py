@@ -165,6 +165,34 @@ def test_tables_far_larger_than_the_weights_are_refused_before_memory_is_allocat
         HfModel(config, weights, "cpu", False)
 
 
+@pytest.mark.parametrize("positions", [0, -1])
+def test_a_value_that_is_read_for_long_rows_only_is_named(positions: int) -> None:
+    rotations = LONGROPE | {"original_max_position_embeddings": 300}
+    change = {"rope_parameters": rotations, "max_position_embeddings": positions}
+    model = HfModel(MODEL_CONFIG | change, base_weights(), "cpu", False)
+    model.hidden(torch.full((1, 300), 3))
+    with pytest.raises(ConfigError, match="RuntimeError: The size of tensor a"):
+        model.hidden(torch.full((1, 301), 3))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("CUDA error: device-side assert"), RuntimeError("can't allocate memory"),
+     RecursionError("shape "), MemoryError("shape ")],
+)  # fmt: skip
+def test_a_broken_machine_is_no_wrong_value_of_a_config(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**_: object) -> None:
+        raise error
+
+    model = opened(MODEL_CONFIG)
+    monkeypatch.setattr(model, "body", broken)
+    with pytest.raises(type(error)) as raised:
+        model.hidden(torch.tensor([[3, 4]]))
+    assert raised.value is error
+
+
 def test_a_config_json_selects_no_kernel_of_the_hub() -> None:
     model = opened(MODEL_CONFIG | {"experts_implementation": "sonicmoe"})
     assert model.model.config._experts_implementation != "sonicmoe"
