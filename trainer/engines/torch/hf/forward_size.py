@@ -6,15 +6,16 @@ of each operation are counted before it is executed:
 
     all results of a row          ≤ tokens × 32 × the longest sides of all weights, and each once
     those of a single operation   ≤ tokens × the elements of the largest weight
+    operations                    ≤ tokens × 2 × the number of weights
 
-Most types take a tenth of both. State space models of the second generation (Bamba, Falcon-H1)
+Most types take a tenth of each. State space models of the second generation (Bamba, Falcon-H1)
 exceed them where their kernels for GPUs are not installed. What is within the limits may still be
-far more than the type needs: a mixture of experts that uses all of them for each token.
+far more than a type needs: a mixture of experts that uses all of them for each token.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
@@ -31,8 +32,10 @@ RESULTS_PER_SIDE: Final = 32
 """So many elements a token may give for each row or column of the weights. Those of published types
 give 1 to 12; of tiny models with many heads of linear attention, up to 27.
 """
-OPERATION_ELEMENTS: Final = 64
-"""Elements that the time of an operation stands for, however few it gives."""
+OPERATIONS_PER_WEIGHT: Final = 2
+"""So many operations a token may take for each weight, a matrix or a vector. Those of published
+types take a tenth, and half where a state is computed token after token.
+"""
 
 
 def check_forward_size(model: Any, vocab_size: int, positions: int | None) -> None:
@@ -47,7 +50,12 @@ def check_forward_size(model: Any, vocab_size: int, positions: int | None) -> No
     for length in sorted({min(each, positions or each) for each in LENGTHS}):
         counted = max(length, PADDED_LENGTH)
         tokens_BT = torch.arange(length, device=weights[0].device)[None] % vocab_size
-        limits = _Results(model.config.model_type, counted * largest, counted * per_token + total)
+        limits = _Results(
+            model.config.model_type,
+            single_max=counted * largest,
+            all_max=counted * per_token + total,
+            operations_max=counted * OPERATIONS_PER_WEIGHT * len(weights),
+        )
         with torch.no_grad(), limits:
             model.base_model(input_ids=tokens_BT, use_cache=False)
 
@@ -58,17 +66,20 @@ def _longest_side(weight: Tensor) -> int:
 
 
 class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the elements that operations allocate, and refuse one that would exceed the limit.
+    """Count operations and the elements that they allocate; refuse one that would exceed a limit.
 
     Each operation runs on the device "meta" first, where it has shapes and no values.
     """
 
-    def __init__(self, model_type: str, single_max: int, all_max: int) -> None:
+    def __init__(
+        self, model_type: str, *, single_max: int, all_max: int, operations_max: int
+    ) -> None:
         """`single_max`: elements of one operation's results; `all_max`: of all together."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._model_type = model_type
         self._single_max, self._all_max = single_max, all_max
-        self.num_elements = 0
+        self._operations_max = operations_max
+        self.num_elements = self.num_operations = 0
 
     def __torch_dispatch__(
         self,
@@ -78,29 +89,32 @@ class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
+        self.num_operations += 1
+        if self.num_operations > self._operations_max:
+            self._refuse("operations", self.num_operations, self._operations_max)
         if not func.is_view:
             self._check(_num_elements(_shapes(func, args, kwargs)))
         results = func(*args, **kwargs)
         given = {_storage(each) for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
         tensors = [each for each in tree_leaves(results) if isinstance(each, Tensor)]
         computed = _num_elements(each for each in tensors if _storage(each) not in given)
-        computed = max(computed, OPERATION_ELEMENTS)
         self._check(computed)
         self.num_elements += computed
         return results
 
     def _check(self, more: int) -> None:
-        for found, limit in (
-            (more, self._single_max),
-            (self.num_elements + more, self._all_max),
-        ):
-            if found > limit:
-                raise ConfigError(
-                    f"config.json of the base model (model_type {self._model_type}) lets a few "
-                    f"tokens be computed in {found:,} elements, of which its weights explain "
-                    f"{limit:,}; correct its sizes, or use another model. A state space model may "
-                    "need a GPU and the package of its kernels"
-                )
+        """Raise ConfigError where an operation gives too many elements, or all together do."""
+        if more > self._single_max:
+            self._refuse("elements", more, self._single_max)
+        if self.num_elements + more > self._all_max:
+            self._refuse("elements", self.num_elements + more, self._all_max)
+
+    def _refuse(self, what: str, found: int, limit: int) -> NoReturn:
+        raise ConfigError(
+            f"config.json of the base model (model_type {self._model_type}) lets a few tokens take "
+            f"{found:,} {what}, of which its weights explain {limit:,}; correct its sizes, or use "
+            "another model. A state space model may need a GPU and the package of its kernels"
+        )
 
 
 def _shapes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterable[Tensor]:

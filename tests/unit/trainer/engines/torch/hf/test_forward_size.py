@@ -9,7 +9,6 @@ import torch
 from storage.errors import ConfigError
 from storage.records.types import Json
 from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights
-from trainer.engines.torch.hf import forward_size
 from trainer.engines.torch.hf import model as model_module
 from trainer.engines.torch.hf.building import build, untied
 from trainer.engines.torch.hf.forward_size import check_forward_size
@@ -43,7 +42,7 @@ def opened(config: Json, built: Json) -> HfModel:
     [{"index_block_size": 65536}, {"index_local_blocks": 100_000}, {"index_local_blocks": 2**22}],
 )
 def test_numbers_that_no_weight_has_do_not_multiply_tokens(change: Json) -> None:
-    with pytest.raises(ConfigError, match=r"minimax_m3_vl_text\) lets a few tokens be computed in"):
+    with pytest.raises(ConfigError, match=r"minimax_m3_vl_text\) lets a few tokens take"):
         opened(SPARSE | change, SPARSE)
 
 
@@ -134,13 +133,34 @@ def test_all_operations_together_may_give_some_elements_for_each_side() -> None:
     assert refused(copied(limit // 1000 + 1))
 
 
-def test_an_operation_without_results_takes_time_too() -> None:
+def test_operations_are_limited_however_little_they_give() -> None:
     def viewed(times: int) -> Any:
-        return lambda tokens: [tokens[:, :1] for _ in range(times)]
+        return lambda tokens: [tokens.detach() for _ in range(times)]
 
-    limit = (64 * 32 * 8 + 32) // forward_size.OPERATION_ELEMENTS
-    assert not refused(viewed(limit // 2))
+    limit = 64 * 2 - 2  # 64 tokens and one weight; the body itself asks for the largest token
+    assert not refused(viewed(limit))
     assert refused(viewed(limit + 1))
+
+
+def test_a_loop_over_the_rows_of_a_table_is_not_explained_by_them() -> None:
+    part = {
+        "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "intermediate_size": 16, "max_position_embeddings": 512,
+        "head_dim": 8, "hidden_size_global": 32, "cross_attn_k": 2, "cross_attn_all_layers": False,
+    }  # fmt: skip
+    wide = part | {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+    blt: Json = {
+        "model_type": "blt", "vocab_size": 300, "max_position_embeddings": 512, "pad_token_id": 0,
+        "bos_token_id": 1, "eos_token_id": 2, "patch_in_forward": True, "patch_size": 4,
+        "cross_attn_k": 2, "encoder_hash_byte_group_size": [2, 3],
+        "encoder_hash_byte_group_vocab": 2000, "encoder_hash_byte_group_nb_functions": 1,
+        "patcher_config": part, "encoder_config": part, "decoder_config": part,
+        "global_config": wide | {"num_key_value_heads": 4},
+    }  # fmt: skip
+    loop = {"encoder_hash_byte_group_vocab": 1, "encoder_hash_byte_group_nb_functions": 2000}
+    assert opened(blt, blt).vocab_size == 300
+    with pytest.raises(ConfigError, match="operations, of which its weights explain"):
+        opened(blt | loop, blt)
 
 
 def test_an_operation_that_would_fill_the_memory_is_not_executed() -> None:
