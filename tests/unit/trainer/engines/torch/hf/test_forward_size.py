@@ -57,6 +57,7 @@ def test_numbers_that_no_weight_has_do_not_multiply_tokens(change: Json) -> None
         SIZES | {"model_type": "olmo2"},
         SIZES | {"model_type": "diffllama"},
         SIZES | {"model_type": "hrm_text"},
+        SIZES | {"model_type": "aria_text", "moe_num_experts": 128, "moe_topk": 8},
         SIZES
         | {"model_type": "qwen3_5_text", "hidden_size": 64, "num_hidden_layers": 4}
         | {f"linear_num_{kind}_heads": 16 for kind in ("key", "value")}
@@ -140,6 +141,26 @@ def test_operations_are_limited_however_little_they_give() -> None:
     limit = 64 * 2 - 2  # 64 tokens and one weight; the body itself asks for the largest token
     assert not refused(viewed(limit))
     assert refused(viewed(limit + 1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "matrices"), [((5, 3, 2), 5), ((2, 5, 3, 2), 10), ((100, 1, 4), 1), ((7,), 1)]
+)
+def test_a_stack_explains_the_operations_of_each_of_its_matrices(
+    shape: tuple[int, ...], matrices: int
+) -> None:
+    def is_refused(times: int) -> bool:
+        body = Body(compute=lambda tokens: [tokens.detach() for _ in range(times)])
+        body.stack = torch.nn.Parameter(torch.zeros(shape))
+        try:
+            check_forward_size(body, 8, 16)
+        except ConfigError:
+            return True
+        return False
+
+    limit = 64 * 2 * (1 + matrices) - 2
+    assert not is_refused(limit)
+    assert is_refused(limit + 1)
 
 
 def test_a_loop_over_the_rows_of_a_table_is_not_explained_by_them() -> None:
