@@ -39,18 +39,24 @@ def bf16(bits: Any) -> HostTensor:
     return HostTensor("BF16", bits.shape, bits)
 
 
+def finite_bits(random: np.random.Generator, shape: int | tuple[int, int]) -> Any:
+    """Bits of numbers of both signs, which some hundred steps do not make infinite."""
+    sign = random.integers(0, 2, shape) << 15
+    return (sign | random.integers(0x100, 0x7E00, shape)).astype(np.uint16)
+
+
 def models(number: int, *, size: int = 200_000, share: float = 0.01) -> list[dict[str, HostTensor]]:
     """Versions 0, 1, …: a `share` of a large tensor changes at each, all of a small one; one never
     changes.
     """
     random = np.random.default_rng(7)
-    large = random.integers(0, 2**16, size).astype(np.uint16)
+    large = finite_bits(random, size)
     created = []
     for version in range(number):
         moved = large.copy()
         moved[random.random(size) < share] += random.choice(np.array([1, 65535], dtype=np.uint16))
         large = moved
-        small = random.integers(0, 2**16, (30, 10)).astype(np.uint16)
+        small = finite_bits(random, (30, 10))
         created.append(
             {
                 "large": bf16(large),
