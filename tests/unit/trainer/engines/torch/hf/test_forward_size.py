@@ -1,10 +1,11 @@
 """A model computes no more than its weights explain, whatever its config.json says."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from storage.errors import ConfigError
 from storage.records.types import Json
@@ -83,17 +84,18 @@ def test_plain_models_are_not_computed_first(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Body(torch.nn.Module):
-    """A model of one matrix that notes its rows, and computes what it is told to."""
+    """A model whose layers are replaced by `compute`; it records the lengths of its rows."""
 
-    def __init__(self, **compute: Any) -> None:
+    def __init__(self, compute: Callable[[Tensor], object], *shapes: tuple[int, ...]) -> None:
+        """The weights are a matrix [8, 4], and one of each of `shapes`."""
         super().__init__()
-        self.embedding = torch.nn.Embedding(8, 4)
+        self.weights = torch.nn.ParameterList(torch.zeros(shape) for shape in ((8, 4), *shapes))
         self.base_model = self._run
         self.config = SimpleNamespace(model_type="small")
         self.lengths: list[int] = []
-        self._compute = compute.get("compute", lambda tokens: None)
+        self._compute = compute
 
-    def _run(self, input_ids: torch.Tensor, use_cache: bool) -> None:
+    def _run(self, input_ids: Tensor, use_cache: bool) -> None:
         assert not use_cache
         assert not torch.is_grad_enabled()
         assert int(input_ids.max()) < 8
@@ -105,17 +107,22 @@ class Body(torch.nn.Module):
     ("positions", "lengths"), [(None, [16, 256]), (1000, [16, 256]), (100, [16, 100]), (5, [5])]
 )
 def test_rows_end_at_the_last_position(positions: int | None, lengths: list[int]) -> None:
-    body = Body()
+    body = Body(len)
     check_forward_size(body, 8, positions)
     assert body.lengths == lengths
 
 
-def refused(compute: Any) -> bool:
+def refused(compute: Callable[[Tensor], object], *shapes: tuple[int, ...]) -> bool:
     try:
-        check_forward_size(Body(compute=compute), 8, 16)
+        check_forward_size(Body(compute, *shapes), 8, 16)
     except ConfigError:
         return True
     return False
+
+
+def viewed(times: int) -> Callable[[Tensor], object]:
+    """That many operations without elements of their own."""
+    return lambda tokens: [tokens.detach() for _ in range(times)]
 
 
 def test_one_operation_may_give_the_elements_of_the_largest_weight_for_each_token() -> None:
@@ -125,7 +132,7 @@ def test_one_operation_may_give_the_elements_of_the_largest_weight_for_each_toke
 
 
 def test_all_operations_together_may_give_some_elements_for_each_side() -> None:
-    def copied(times: int) -> Any:
+    def copied(times: int) -> Callable[[Tensor], object]:
         row = torch.zeros(1, 1000)
         return lambda tokens: [row.clone() for _ in range(times)]
 
@@ -135,9 +142,6 @@ def test_all_operations_together_may_give_some_elements_for_each_side() -> None:
 
 
 def test_operations_are_limited_however_little_they_give() -> None:
-    def viewed(times: int) -> Any:
-        return lambda tokens: [tokens.detach() for _ in range(times)]
-
     limit = 64 * 2 - 2  # 64 tokens and one weight; the body itself asks for the largest token
     assert not refused(viewed(limit))
     assert refused(viewed(limit + 1))
@@ -149,18 +153,9 @@ def test_operations_are_limited_however_little_they_give() -> None:
 def test_a_stack_explains_the_operations_of_each_of_its_matrices(
     shape: tuple[int, ...], matrices: int
 ) -> None:
-    def is_refused(times: int) -> bool:
-        body = Body(compute=lambda tokens: [tokens.detach() for _ in range(times)])
-        body.stack = torch.nn.Parameter(torch.zeros(shape))
-        try:
-            check_forward_size(body, 8, 16)
-        except ConfigError:
-            return True
-        return False
-
     limit = 64 * 2 * (1 + matrices) - 2
-    assert not is_refused(limit)
-    assert is_refused(limit + 1)
+    assert not refused(viewed(limit), shape)
+    assert refused(viewed(limit + 1), shape)
 
 
 def test_a_loop_over_the_rows_of_a_table_is_not_explained_by_them() -> None:
