@@ -5,6 +5,7 @@ start does not take the seconds of these imports.
 """
 
 import atexit
+import faulthandler
 import logging
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ from storage.coordination.lifetime import Lifetime
 from storage.store.object_store import open_store
 from tests.faults.trainer_process import CONFIG, POLICY, ROWS, STEPS
 from tests.support.models.trainer_cases import base_weights
+from tests.support.patience import PATIENCE_S
 from tests.support.runs.lifetimes import heartbeat_writer_of
 from trainer.engines.ranks import leader
 from trainer.service.node import early_end_reason, train_node
@@ -34,6 +36,7 @@ def start(folder: Path, service: str, patience_s: float) -> ForkServerProcess:
 
 
 def _main(folder: Path, service: str, patience_s: float) -> None:
+    faulthandler.dump_traceback_later(PATIENCE_S / 2)  # shows where it waits
     try:
         _serve(folder, service, patience_s)
     finally:

@@ -44,6 +44,10 @@ T = TypeVar("T")
 POLL_S = 1.0
 PATIENCE_S = 30.0
 """After the first rank failed in a call, time in which the others must end it, too."""
+CONNECT_S = 300.0
+"""Time in which the nodes must connect after they know all addresses. Gloo sets no useful limit: a
+connection that hangs would be waited for as long as a node may wait for a call.
+"""
 
 
 @dataclass(eq=False)
@@ -91,6 +95,8 @@ class Ranks:
         """Why the round of several nodes is over; empty while it goes on."""
         self._node, self._rendezvous = node, rendezvous
         self._idle = threading.Event()
+        self._connecting: RendezvousStore | None = None
+        """By which the nodes find each other, until they are connected."""
         self._temporary = ExitStack()
         visible = gpus.names(rank_gpus(config), os.environ) or ("",) * config.ranks
         first = node * config.ranks
@@ -118,7 +124,14 @@ class Ranks:
             self._send(child, {"call": "join", "seat": theirs, "dropped": []}, None)
         own = process_group.seat(config, first, meeting)
         store = RendezvousStore(self._rendezvous) if self._rendezvous is not None else None
-        return self._together("join", lambda: process_group.join(own, store))
+
+        def join() -> dist.ProcessGroup | None:
+            self._connecting = store
+            group = process_group.join(own, store)
+            self._connecting = None
+            return group
+
+        return self._together("join", join)
 
     def call(self, header: Json, content: Content | None, local: Callable[[], T]) -> T:
         """Make one call on all ranks; `local` is that of this process, whose result is returned."""
@@ -250,6 +263,9 @@ class Ranks:
         """End the ranks of this node when the round is over, also in the middle of a call."""
         while self.is_open and not self.over:
             self.over = rendezvous.why_over()
+            if not self.over and self._connects_too_long():
+                log.error("the nodes have not connected within %g s: the round ends", CONNECT_S)
+                rendezvous.end()
             time.sleep(POLL_S)
         if not self.is_open:
             return
@@ -260,6 +276,10 @@ class Ranks:
             # Nothing else interrupts a collective of Gloo with a machine that is gone.
             log.critical("a call does not end, %s: this process ends", self.over)
             os._exit(1)
+
+    def _connects_too_long(self) -> bool:
+        store = self._connecting
+        return store is not None and time.monotonic() > store.unused_since_s + CONNECT_S
 
 
 def place_of(config: TrainConfig) -> str:

@@ -1,8 +1,10 @@
 """The store of torch.distributed over a rendezvous: how groups of processes are formed."""
 
+import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store  # torch.distributed has it without a type
@@ -28,49 +30,64 @@ class RendezvousStore(Store):
     def __init__(self, rendezvous: Rendezvous) -> None:
         super().__init__()
         self._rendezvous = rendezvous
+        self.unused_since_s = time.monotonic()
+        """When the last call ended, by the monotonic clock; infinite during a call."""
 
     def set(self, key: str, value: bytes | str) -> None:
         """Set a value; ConflictError when the name has another one."""
         body = value.encode() if isinstance(value, str) else bytes(value)
-        try:
-            self._rendezvous.create(key, body)
-        except ConflictError:
-            if self._rendezvous.read(key) != body:
-                raise
+        with self._used():
+            try:
+                self._rendezvous.create(key, body)
+            except ConflictError:
+                if self._rendezvous.read(key) != body:
+                    raise
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        value = self._value(key)
+        with self._used():
+            value = self._value(key)
         assert value is not None, "values are never deleted while the round goes on"
         return value
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, which is the sum of entries that are numbered without gaps."""
-        total, number = self._count(key)
-        while amount:
-            try:
-                self._rendezvous.create(_slot(key, number), b"%d" % amount)
-            except ConflictError:
-                total, number = self._count(key, number, total)
-                continue
-            return total + amount
-        return total
+        with self._used():
+            total, number = self._count(key)
+            while amount:
+                try:
+                    self._rendezvous.create(_slot(key, number), b"%d" % amount)
+                except ConflictError:
+                    total, number = self._count(key, number, total)
+                    continue
+                return total + amount
+            return total
 
     def check(self, keys: Sequence[str]) -> bool:
-        return all(self._value(key) is not None for key in keys)
+        with self._used():
+            return all(self._value(key) is not None for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta = WAIT_MAX) -> None:
         end_s = time.monotonic() + timeout.total_seconds()
-        for key in keys:
-            pause_s = POLL_S
-            while self._value(key) is None:
-                if time.monotonic() > end_s:
-                    raise RankLostError(
-                        f"no other rank set {key!r} within {timeout}; a restarted trainer resumes "
-                        "from its checkpoint"
-                    )
-                self._rendezvous.pause(pause_s)
-                pause_s = min(2 * pause_s, POLL_MAX_S)
+        with self._used():
+            for key in keys:
+                pause_s = POLL_S
+                while self._value(key) is None:
+                    if time.monotonic() > end_s:
+                        raise RankLostError(
+                            f"no other rank set {key!r} within {timeout}; a restarted trainer "
+                            "resumes from its checkpoint"
+                        )
+                    self._rendezvous.pause(pause_s)
+                    pause_s = min(2 * pause_s, POLL_MAX_S)
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        self.unused_since_s = math.inf
+        try:
+            yield
+        finally:
+            self.unused_since_s = time.monotonic()
 
     def _value(self, key: str) -> bytes | None:
         value = self._rendezvous.read(key)

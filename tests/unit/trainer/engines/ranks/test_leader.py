@@ -1,5 +1,6 @@
 """Calls of a leader with other ranks, which threads of the test play."""
 
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -8,12 +9,14 @@ from typing import Any
 import pytest
 
 from storage.records.types import Json
+from tests.support.patience import until
 from trainer.config import TrainConfig
 from trainer.engines.ranks import leader
 from trainer.engines.ranks.children import Child
 from trainer.engines.ranks.leader import Ranks
 from trainer.engines.ranks.messages import receive, send
 from trainer.engines.ranks.rendezvous import RankLostError
+from trainer.engines.ranks.rendezvous_store import RendezvousStore
 
 FAULT: Json = {"kind": "ValueError", "message": "no"}
 SILENT: Json = {"silent": True}
@@ -48,10 +51,15 @@ class OtherRank:
 class Round:
     """A rendezvous of which only the end matters."""
 
-    over, ended = "", False
+    over, ended, questions = "", False, 0
 
     def why_over(self) -> str:
+        self.questions += 1
         return self.over
+
+    def wait_for_questions(self) -> None:
+        before = self.questions
+        until(lambda: self.questions > before + 2)
 
     def end(self) -> None:
         self.ended = True
@@ -186,6 +194,35 @@ def test_no_call_is_made_after_the_round_is_over(start: Start) -> None:
     assert [header["call"] for header in other.got] == ["join"]
     assert not ranks.is_open
     assert round_.ended
+
+
+def test_nodes_that_do_not_connect_end_their_round(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_ = Round()
+    monkeypatch.setattr(leader, "CONNECT_S", 0.05)
+
+    def join(own: object, store: object) -> None:
+        until(lambda: round_.ended)
+
+    monkeypatch.setattr(leader.process_group, "join", join)
+    start({}, round_=round_)
+
+
+def test_nodes_whose_store_is_in_use_or_that_are_connected_do_not_end_their_round(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    round_ = Round()
+    monkeypatch.setattr(leader, "CONNECT_S", -1e9)
+
+    def join(own: object, store: RendezvousStore) -> None:
+        store.unused_since_s = math.inf
+        round_.wait_for_questions()
+
+    monkeypatch.setattr(leader.process_group, "join", join)
+    start({}, round_=round_)
+    round_.wait_for_questions()
+    assert not round_.ended
 
 
 def test_a_round_that_ends_during_a_call_is_the_reason_of_its_error(start: Start) -> None:

@@ -1,13 +1,16 @@
 """The store of torch.distributed over entries of a round, with real processes."""
 
+import math
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -50,6 +53,49 @@ def store_of(run: ObjectStore) -> RendezvousStore:
 @pytest.fixture
 def run(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path / "run"))
+
+
+class Watching:
+    """A rendezvous that notes since when the store over it was not used, at each of its calls."""
+
+    store: RendezvousStore
+    waited = 0
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def create(self, name: str, value: bytes) -> None:
+        self.seen.append(self.store.unused_since_s)
+
+    def read(self, name: str) -> bytes | None:
+        self.seen.append(self.store.unused_since_s)
+        return b"1" if self.waited and name == "key" else None
+
+    def pause(self, seconds: float) -> None:
+        self.waited += 1
+        self.seen.append(self.store.unused_since_s)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda store: store.set("other", b"1"),
+        lambda store: store.get("key"),
+        lambda store: store.add("counter", 1),
+        lambda store: store.check(["key"]),
+        lambda store: store.wait(["key"]),
+    ],
+    ids=["set", "get", "add", "check", "wait"],
+)
+def test_a_store_is_not_unused_during_a_call(use: Callable[[RendezvousStore], object]) -> None:
+    watching = Watching()
+    store = watching.store = RendezvousStore(cast(Any, watching))
+    start_s = time.monotonic()
+    assert store.unused_since_s <= start_s
+    use(store)
+    assert watching.seen
+    assert set(watching.seen) == {math.inf}
+    assert start_s <= store.unused_since_s <= time.monotonic()
 
 
 @pytest.mark.parametrize("amount", [b"abc", b"9" * 5000, b"9" * 19, b" 1", b"1_0", b""])
