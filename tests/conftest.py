@@ -21,6 +21,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # as on the local stack: the processes of the tests and of ranks share the cores, and threads of
 # tiny models would only wait for each other
+os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
+# a fork of a process with threads may wait for ever for a lock that one of them held
 BUCKET = "astraflow-tests"
 LAPTOP = "tests/e2e/laptop/"
 
