@@ -186,6 +186,11 @@ def read_manifest(run: ObjectStore, policy: str, step: int) -> CheckpointManifes
     return manifest
 
 
+def exists(run: ObjectStore, policy: str, step: int) -> bool:
+    """Return whether a step has a checkpoint, which may be damaged."""
+    return run.exists(layout.manifest(layout.checkpoint(policy, step)))
+
+
 def delete(run: ObjectStore, policy: str, step: int) -> None:
     """Delete the checkpoint of a step, the manifest first."""
     _delete_keys(run, run.list(layout.checkpoint(policy, step)))

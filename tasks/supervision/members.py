@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
-from storage.run import evaluations, orders
+from storage.run import checkpoints, evaluations, orders
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
 from tasks.recipes.run_config import RunConfig
@@ -108,7 +108,8 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
         case "base_model":
             return all(manifests.exists(run, policy, 0) for policy in config.policies)
         case "trainer" | "trainer_node":
-            return manifests.exists(run, member.parameters["policy"], config.steps)
+            # The last checkpoint, which another run may continue, is stored after the last version.
+            return checkpoints.exists(run, member.parameters["policy"], config.steps)
         case "dataflow" | "rollout":
             return orders.has_ended(run)
         case "mirror":

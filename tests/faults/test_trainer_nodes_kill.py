@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from storage import layout
 from storage.coordination import rounds
 from storage.records.control import Stop
 from storage.run import runs
@@ -112,6 +113,18 @@ def test_a_killed_process_changes_nothing_but_time(
         assert outcome(both.folder) == straight
         newest = rounds.newest_number(both.run, POLICY)
     assert newest >= 2
+
+
+def test_a_trainer_killed_after_its_last_version_and_before_its_checkpoint_saves_it(
+    prepared: Path, straight: list[str], tmp_path: Path
+) -> None:
+    with services(tmp_path / "run", prepared.parent / "straight") as both:
+        shutil.rmtree(both.folder / layout.checkpoint(POLICY, STEPS))
+        assert both.version() == STEPS
+        both.start("trainer")
+        both.start("node")
+        both.finish()
+        assert outcome(both.folder) == straight
 
 
 def test_a_node_that_does_not_answer_is_replaced_by_another_process_of_it(

@@ -13,8 +13,8 @@ import time
 from storage.coordination.gpus_of_service import gpus_of_service
 from storage.coordination.lifetime import Lifetime, StoppedError, stop_reason
 from storage.records.control import ServiceState
+from storage.run import checkpoints
 from storage.store.object_store import ObjectStore
-from storage.weights import manifests
 from trainer.config import TrainConfig
 from trainer.engines.ranks import node as ranked_node
 from trainer.engines.ranks.rendezvous import RankLostError
@@ -32,9 +32,13 @@ SETTLE_S = 5.0
 
 
 def early_end_reason(run: ObjectStore, policy: str, steps: int) -> str:
-    """Return why no node of the policy is needed; empty while one is."""
-    done = f"{policy} has reached version {steps}" if manifests.exists(run, policy, steps) else ""
-    return stop_reason(run) or done
+    """Return why no node of the policy is needed; empty while one is.
+
+    The last checkpoint is stored after the last version, and a trainer that dies between the two
+    needs its nodes again.
+    """
+    is_done = checkpoints.exists(run, policy, steps)
+    return stop_reason(run) or (f"{policy} has reached version {steps}" if is_done else "")
 
 
 def train_node(lifetime: Lifetime, policy: str, config: TrainConfig, node: int) -> None:

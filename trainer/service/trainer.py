@@ -155,8 +155,8 @@ class _Trainer:
         nodes: StoreRendezvous | None = None
         if self._config.nodes > 1:
             if self._lifetime.retry(
-                "looking for the last version",
-                lambda: manifests.exists(self._run, self._policy, self._steps),
+                "looking for the last checkpoint",
+                lambda: checkpoints.exists(self._run, self._policy, self._steps),
             ):
                 return False  # the other nodes have left
             try:

@@ -23,6 +23,8 @@ from storage.records.rollouts import (
     Shard,
 )
 from storage.records.weights import HostTensor
+from storage.run import checkpoints
+from storage.run.checkpoints import CheckpointState
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, replication
 
@@ -167,6 +169,11 @@ def tensors(value: int = 0) -> dict[str, HostTensor]:
         ),
         "model.scale": HostTensor("F32", (), np.array(value, dtype=np.uint32)),
     }
+
+
+def checkpoint(run: ObjectStore, policy: str, step: int) -> None:
+    """Store the checkpoint of a step."""
+    checkpoints.save(run, policy, step, tensors(step), CheckpointState({}, 0.0))
 
 
 def heartbeat(

@@ -8,6 +8,7 @@ from storage.store.object_store import ObjectStore
 from storage.weights import publisher
 from tasks.recipes import loader
 from tasks.supervision.members import Decision, FlowRunPhase, Seen, decide, is_done, members_of
+from tests.support.runs import builders
 from tests.support.runs.builders import tensors
 
 LIMITS = {"launch_timeout_s": 60.0, "heartbeat_limit_s": 10.0, "stop_timeout_s": 30.0}
@@ -180,6 +181,8 @@ def test_each_further_node_of_a_trainer_is_a_member(memory_store: ObjectStore) -
     publisher.publish(run, "solver", 0, tensors())
     assert not any(is_done(run, config, node) for node in nodes)
     publisher.publish(run, "solver", 1, tensors(1))
+    assert not any(is_done(run, config, node) for node in nodes), "the last checkpoint needs them"
+    builders.checkpoint(run, "solver", 1)
     assert all(is_done(run, config, node) for node in nodes)
 
 
@@ -190,7 +193,9 @@ def test_a_member_is_done_when_its_objects_exist(memory_store: ObjectStore) -> N
     assert not any(is_done(run, config, member) for member in members.values())
     for policy in ("solver", "verifier"):
         publisher.publish(run, policy, 0, tensors())
-    publisher.publish(run, "solver", 1, tensors(1))
+    for policy in ("solver", "verifier"):
+        publisher.publish(run, policy, 1, tensors(1))
+    builders.checkpoint(run, "solver", 1)
     run.create(layout.orders_end(), b"{}")
     done = {name for name, member in members.items() if is_done(run, config, member)}
     assert done == {

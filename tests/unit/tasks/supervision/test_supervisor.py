@@ -362,6 +362,7 @@ def test_after_the_last_order_the_note_names_unfinished_members_and_their_work(
     for policy in ("solver", "verifier"):
         publisher.publish(world.run, policy, 0, tensors())
         publisher.publish(world.run, policy, 1, tensors(1))
+        builders.checkpoint(world.run, policy, 1)
     world.run.create(layout.orders_end(), b"{}")
     heartbeat = builders.heartbeat("evaluation", "evaluation", beats=7, note="evaluating solver 1")
     builders.put_heartbeat(world.run, heartbeat)
@@ -780,6 +781,7 @@ def test_the_run_is_completed_when_the_objects_of_every_member_exist(world: Worl
     for policy in ("solver", "verifier"):
         publisher.publish(world.run, policy, 0, tensors())
         publisher.publish(world.run, policy, 1, tensors(1))
+        builders.checkpoint(world.run, policy, 1)
     world.run.create(layout.orders_end(), b"{}")
     assert world.look() is None
     evaluations.create(world.run, evaluation({"solver": 1, "verifier": 1}))

@@ -11,6 +11,7 @@ from storage.records.control import ServiceState, Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
+from tests.support.runs import builders
 from tests.support.runs.builders import tensors
 from tests.support.runs.lifetimes import ScriptedLifetime
 from trainer.config import TrainConfig
@@ -22,12 +23,14 @@ CONFIG = TrainConfig(nodes=3)
 STOP = Stop("completed", "all steps are done", 5.0)
 
 
-def test_a_node_is_needed_until_the_last_version_or_the_end_of_the_run(
+def test_a_node_is_needed_until_the_last_checkpoint_or_the_end_of_the_run(
     memory_store: ObjectStore,
 ) -> None:
     assert early_end_reason(memory_store, "solver", 1) == ""
     publisher.publish(memory_store, "solver", 0, tensors())
     publisher.publish(memory_store, "solver", 1, tensors())
+    assert early_end_reason(memory_store, "solver", 1) == "", "its checkpoint needs all nodes"
+    builders.checkpoint(memory_store, "solver", 1)
     assert early_end_reason(memory_store, "solver", 1) == "solver has reached version 1"
     assert early_end_reason(memory_store, "solver", 2) == ""
     assert early_end_reason(memory_store, "verifier", 1) == ""
