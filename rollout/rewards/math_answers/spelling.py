@@ -79,7 +79,7 @@ DROPPED: Final = re.compile(
 )
 """Sizes of delimiters (`\\left.` is an invisible delimiter) and of letters, and colours."""
 RENAMED: Final = re.compile(
-    r"\\(dfrac|tfrac|cfrac|nicefrac|sfrac|backslash|smallsetminus|lvert|rvert|lt|gt|colon|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|varnothing|ldots|cdots|pounds|"
+    r"\\(dfrac|tfrac|cfrac|nicefrac|sfrac|backslash|smallsetminus|lvert|rvert|lt|gt|colon|lbrace|rbrace|lbrack|rbrack|langle|rangle|mod|geq|leq|neq|geqslant|leqslant|degree|degrees|varnothing|ldots|cdots|pounds|"
     r"mathrm|mathit|mathbf|mathsf|textrm|textit|textbf|textsf|textnormal|mbox|boldsymbol|bold|bm|rm|bf|it)(?![a-zA-Z])\s{0,8}"
 )
 NEW_NAMES: Final = {
@@ -96,6 +96,7 @@ NEW_NAMES: Final = {
     "lt": "<",
     "gt": ">",
     "colon": ":",
+    "mod": "\\pmod ",
     **dict.fromkeys(("lvert", "rvert"), "|"),
     **dict.fromkeys(("backslash", "smallsetminus"), "\\setminus "),
     "varnothing": "\\emptyset ",

@@ -7,6 +7,7 @@ import pytest
 from rollout.rewards.math_judge import judge
 
 SAME = [
+    ("x\\equiv 5\\mod 7", "x \\equiv 5 \\pmod{7}"),
     ("\\frac{9}{4}", "2.25"),
     ("2\\tfrac14", "\\frac94"),
     ("\\cfrac{5}{7}", "5/7"),
@@ -697,6 +698,10 @@ OTHER = [
     ("x \\equiv 3 \\pmod 7", "x\\equiv 3 \\pmod 5"),
     ("3 \\pmod 7", "3 \\pmod{5}"),
     ("3 \\pmod 7", "3"),
+    ("x \\equiv 3 \\mod 7", "x\\equiv 3\\mod 5"),
+    ("x=5\\mod 7", "x=5\\mod 8"),
+    ("3 \\mod{7}", "3 \\mod 5"),
+    ("x \\equiv 3 \\mod 5", "x=3"),
     ("a:b", "b:a"),
     ("x:y:z", "x:z:y"),
     ("2:3", "4:6:1"),
