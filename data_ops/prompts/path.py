@@ -111,7 +111,7 @@ def _lines(file: RowsFile) -> NumberedRows:
 def _opened(path: str) -> Iterator[RowsFile]:
     """Yield a local file, or a temporary copy of another one."""
     if not source_files.is_remote(path):
-        local = Path(path).expanduser()
+        local = Path(source_files.expanded(path))
         if not os.path.isfile(local):  # False also for what can be no path
             raise ConfigError(
                 f"prompts.path {local} is not a file (looked in {Path.cwd()}); correct the path"

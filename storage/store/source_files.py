@@ -14,6 +14,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -201,11 +202,21 @@ def _find_in_memory(url: str) -> Iterator[SourceFile]:
         yield SourceFile(f"memory:/{path}", state[0], state[1].timestamp(), read_part)
 
 
+def expanded(path: str) -> str:
+    """Return a local path with the home in the place of `~` or `~user`; others are unchanged.
+
+    So is the name of a file that begins with `~`, as in a shell.
+    """
+    with suppress(ValueError):  # characters that no user's name has
+        return os.path.expanduser(path)
+    return path
+
+
 def _find_locally(pattern: str) -> Iterator[SourceFile]:
     """Yield the regular files, also those behind links."""
     import fsspec
 
-    pattern = os.path.abspath(os.path.expanduser(pattern))
+    pattern = os.path.abspath(expanded(pattern))
     paths = [pattern]
     if not os.path.isfile(pattern):  # a name with a bracket is no pattern
         folder = os.path.dirname(_MAGIC.split(pattern)[0])

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from storage.config_union import ByKey, ByPath, Choice
 from storage.errors import ConfigError
 from storage.formats import json_values
-from storage.store.source_files import is_remote
+from storage.store.source_files import expanded, is_remote
 from tasks.recipes import schema
 from tasks.recipes.checks import Problem, problems
 from tasks.recipes.run_config import RunConfig
@@ -273,7 +273,7 @@ def _absolute(key: str, written: Any) -> Any:
     if not isinstance(written, str) or is_remote(written):
         return written
     with suppress(OSError, RuntimeError, ValueError):
-        path = Path(written).expanduser()
+        path = Path(expanded(written))
         # An environment's interpreter is a link, by whose own place it finds its packages; a
         # pattern of files is no path yet.
         return str(path.absolute() if key in ("python", "files") else path.resolve())

@@ -75,6 +75,19 @@ OPERAND: Final = r" ?\d{0,9}(?:[a-zA-Z(|]|\\(?!frac|sqrt|pi(?![a-zA-Z]))[a-zA-Z]
 TIMES: Final = re.compile(rf"(?<!\\pi)(?<!\\pi )(?<=[a-zA-Z)}}| ])\\times(?={OPERAND})")
 """The sign of a product that may be a cross product: `u\\times 2v`, but not `3\\times x`."""
 DOT: Final = re.compile(rf"(?<!\\pi)(?<!\\pi )(?<=[a-zA-Z)}}| ])\\cdot(?={OPERAND})")
+PRODUCT_SIGN: Final = r"\\(?:cdot|times)(?![a-zA-Z])"
+FRACTIONAL_PART: Final = re.compile(
+    rf"(?:[-+*/^\d)}}{{]|(?<![\\a-zA-Z])[a-zA-Z]|{PRODUCT_SIGN}) ?\\\{{"
+    rf"|\\\}} ?(?:[-+*/^(a-zA-Z\d]|{PRODUCT_SIGN})"
+)
+"""Braces within a term: `n+\\{x\\}`, `2\\{x\\}`. After a command (`\\setminus\\{0\\}`) they are
+a set.
+"""
+WORD_BETWEEN: Final = re.compile(
+    r"[\d)}] ?\\text ?\{[^{}]*[a-zA-Z]{2}[^{}]*\} ?(?:[-+]? ?[\d.(]|\\(?:frac|sqrt|pi)(?![a-zA-Z]))"
+    r"|\d ?[a-zA-Z]{2,20}(?: [a-zA-Z]{2,20}){0,3} \d| (?:to|by|over|minus|plus|mod) "
+)
+"""A word between two numbers, which algebra takes for a factor: `3\\text{ to }1`, `5 ft 6 in`."""
 SYMBOL: Final = re.compile(r"Q_\{([a-z])(\d{1,2}),([^{}]*)\}")
 INVERSE: Final = re.compile(r"[A-Z]\}? ?\^ ?\{ ?-1 ?\}")
 CAPITAL: Final = re.compile(r"[A-Z]")
@@ -163,8 +176,8 @@ def is_meaning_lost(answer: str, gold: str) -> bool:
 
     `A^T` (a transpose), `A\\times B` (a cross product), `AB^{-1}` (matrices); `\\angle ABC` is read
     as a product, `f^{-1}(x)` as a reciprocal, `\\nabla\\cdot F` as `\\nabla\\times F`, `\\gcd(a,b)`
-    as 1, and z as a real number. `u\\times v` may be a cross product if the other text has such a
-    sign too, or a dot.
+    as 1, the fractional part in `n+\\{x\\}` as x, `3\\text{ to }1` as a product, and z as a real
+    number. `u\\times v` may be a cross product if the other text has such a sign too, or a dot.
     """
     if any(
         TIMES.search(one) and (TIMES.search(other) or DOT.search(other))
@@ -186,6 +199,8 @@ def is_meaning_lost(answer: str, gold: str) -> bool:
         TRANSPOSED.search(text)
         or OF_WHOLE_NUMBERS.search(text)
         or CROSS_PRODUCT.search(text)
+        or FRACTIONAL_PART.search(text)
+        or WORD_BETWEEN.search(text)
         or (INVERSE.search(text) and len(set(CAPITAL.findall(COMMAND.sub("", text)))) > 1)
         for text in (answer, gold)
     )

@@ -187,6 +187,11 @@ AND_IN_TEXT: Final = re.compile(r"\\text ?\{([^{}]{0,60}[a-z]),? (?:and|or) ?\}(
 """The unit of an item and the word before the next one: `5\\text{ boys and }7\\text{ girls}`."""
 SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d]|\([-+.\d])")
 """The beginning of mathematics that is set as text: `\\textbf{42}`, `\\text{5 apples}`."""
+MEAN: Final = re.compile(
+    r"\\langle(?![a-zA-Z])(?P<averaged>(?:[^,;|\\]|\\(?!langle|rangle|[,;])){1,100})\\rangle(?![a-zA-Z])"
+    r"|(?<![a-zA-Z\\{])(?:E|\\mathbb ?(?:E|\{ ?E ?\})) ?\[(?P<expected>[^][,;]{1,100})\]"
+)
+"""The mean `\\langle x^2\\rangle` or `E[X^2]`, which is a function and no product."""
 
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 
@@ -221,6 +226,7 @@ def tidy(text: str) -> str:
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))
+    text = MEAN.sub(lambda mean: f"E({mean['averaged'] or mean['expected']})", text)
     text = RENAMED.sub(lambda match: NEW_NAMES.get(match[1], "\\text"), text)
     text = AMOUNT.sub(
         lambda match: f"{match['number']}\\text{{ {CURRENCIES[match['sign']]}}}", text

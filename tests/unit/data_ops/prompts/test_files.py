@@ -110,6 +110,23 @@ def test_an_empty_file_and_a_missing_file_are_named(tmp_path: Path) -> None:
         read_file(FilePrompts(path=str(tmp_path / "absent.jsonl")))
 
 
+@pytest.mark.parametrize("path", ["~nobody-of-this-name/a.jsonl", "~a\0b/a.jsonl", "~\udcff.jsonl"])
+def test_a_home_that_no_user_has_is_no_file(path: str) -> None:
+    with pytest.raises(ConfigError, match="is not a file"):
+        read_file(FilePrompts(path=path))
+
+
+def test_a_name_that_begins_with_a_tilde_is_a_file_and_the_home_is_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_lines(tmp_path / "~train.jsonl", '{"question": "1+1", "answer": "2"}')
+    for path in ("~train.jsonl", "~/~train.jsonl"):
+        (prompt,) = read_file(FilePrompts(path=path))
+        assert prompt.fields == {"question": "1+1", "answer": "2"}
+
+
 def test_a_file_with_a_read_error_is_named(tmp_path: Path) -> None:
     file = tmp_path / "sums.jsonl"
     file.symlink_to("/proc/self/mem")  # opens, and reading it is an input/output error

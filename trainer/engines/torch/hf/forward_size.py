@@ -6,7 +6,7 @@ of each operation are counted before it is executed:
 
     all results of a row          ≤ tokens × 32 × the longest sides of all weights, and each once
     those of a single operation   ≤ tokens × the elements of the largest weight
-    operations                    ≤ tokens × 2 × the number of matrices and vectors
+    operations                    ≤ tokens × 2 × the weights, and 32 × the matrices in stacks
 
 Most types take a tenth of each. State space models of the second generation (Bamba, Falcon-H1)
 exceed them where their kernels for GPUs are not installed. What is within the limits may still be
@@ -33,8 +33,12 @@ RESULTS_PER_SIDE: Final = 32
 give 1 to 12; of tiny models with many heads of linear attention, up to 27.
 """
 OPERATIONS_PER_WEIGHT: Final = 2
-"""So many operations a token may take for each matrix and vector. Those of published types take a
-tenth, and half where a state is computed token after token.
+"""So many operations a token may take for each weight. Those of published types take a tenth, and
+half where a state is computed token after token.
+"""
+OPERATIONS_PER_MATRIX: Final = 32
+"""So many operations a row may take for each matrix of a stack, such as that of experts, which are
+computed one after the other, each for all its tokens. Those of published types take up to 8.
 """
 
 
@@ -54,7 +58,8 @@ def check_forward_size(model: Any, vocab_size: int, positions: int | None) -> No
             model.config.model_type,
             single_max=counted * largest,
             all_max=counted * per_token + total,
-            operations_max=counted * OPERATIONS_PER_WEIGHT * sum(map(_num_matrices, weights)),
+            operations_max=counted * OPERATIONS_PER_WEIGHT * len(weights)
+            + OPERATIONS_PER_MATRIX * sum(map(_num_in_stack, weights)),
         )
         with torch.no_grad(), limits:
             model.base_model(input_ids=tokens_BT, use_cache=False)
@@ -65,12 +70,12 @@ def _longest_side(weight: Tensor) -> int:
     return weight.numel() // max(1, min(weight.shape[-2:])) if weight.ndim > 1 else weight.numel()
 
 
-def _num_matrices(weight: Tensor) -> int:
-    """Return how many matrices a stack of them has, such as that of experts; 1 for others, such as
-    the kernels of a convolution along the tokens.
+def _num_in_stack(weight: Tensor) -> int:
+    """Return how many matrices a stack of them has; 0 for others, such as the kernels of a
+    convolution along the tokens.
     """
     is_stack = weight.ndim > 2 and min(weight.shape[-2:]) > 1
-    return math.prod(weight.shape[:-2]) if is_stack else 1
+    return math.prod(weight.shape[:-2]) if is_stack else 0
 
 
 class _Results(TorchDispatchMode):  # type: ignore[no-untyped-call]

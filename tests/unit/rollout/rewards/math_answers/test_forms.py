@@ -7,6 +7,15 @@ import pytest
 from rollout.rewards.math_judge import judge
 
 SAME = [
+    ("3\\text{ to }1", "3 \\text{to} 1"),
+    ("5\\text{ ft }6\\text{ in}", "5\\text{ ft } 6 \\text{ in}"),
+    ("2\\sqrt3\\text{ cm}^2", "\\sqrt{12}\\text{ cm}^2"),
+    ("E[X^2]-E[X]^2", "-E(X)^2+E(X^2)"),
+    ("\\mathbb{E}[X]", "\\langle X\\rangle"),
+    ("2\\left\\langle x^2\\right\\rangle", "\\langle x^2\\rangle\\cdot 2"),
+    ("\\langle \\frac{1}{2},2\\rangle", "(0.5,2)"),
+    ("\\{x\\}^2", "\\{ x \\}^2"),
+    ("\\mathbb{R}\\setminus\\{0\\}", "\\mathbb{R}-\\{0\\}"),
     ("x\\equiv 5\\mod 7", "x \\equiv 5 \\pmod{7}"),
     ("\\frac{9}{4}", "2.25"),
     ("2\\tfrac14", "\\frac94"),
@@ -350,6 +359,23 @@ SAME = [
 ]
 
 OTHER = [
+    ("3\\text{ to }1", "1\\text{ to }3"),
+    ("3 to 1", "1 to 3"),
+    ("a to b", "b to a"),
+    ("3\\text{ out of }4", "4\\text{ out of }3"),
+    ("3\\text{ over }\\sqrt{2}", "\\sqrt{2}\\text{ over }3"),
+    ("5\\text{ ft }6\\text{ in}", "6\\text{ ft }5\\text{ in}"),
+    ("5 ft 6 in", "6 ft 5 in"),
+    ("E[X^2]", "E[X]^2"),
+    ("\\mathbb{E}[X^2]", "\\mathbb{E}[X]^2"),
+    ("\\langle x^2\\rangle", "\\langle x\\rangle^2"),
+    ("\\langle xy\\rangle", "\\langle x\\rangle\\langle y\\rangle"),
+    ("x-\\{x\\}", "0"),
+    ("n+\\{x\\}", "n+x"),
+    ("2\\{x\\}", "2x"),
+    ("2\\cdot\\{x\\}", "2x"),
+    ("\\{x\\}^2", "x^2"),
+    ("\\frac{\\{x\\}}{2}", "\\frac{x}{2}"),
     ("\\frac{9}{4}", "2.26"),
     ("2\\tfrac14", "\\frac{1}{2}"),
     ("\\frac{5}{7}", "\\frac{7}{5}"),
