@@ -126,8 +126,9 @@ def test_a_node_ends_with_its_run_or_its_policy(
     run = runs.create_run(open_store(str(tmp_path)), "r", config.model_dump(mode="json"))
     if end == "stopped":
         runs.request_stop(run, Stop("cancelled", "enough", 1700000000.0))
-    for version in (0, 1) if end == "done" else ():
+    for version in (0, 1) if end == "done" else ():  # the last checkpoint ends the work
         publisher.publish(run, "solver", version, tensors(version))
+        builders.checkpoint(run, "solver", version)
     assert run_service.run_trainer_node("r", "trainer-solver-node-1", 0, "solver", 1) is None
     (beat,) = heartbeats.readable(run)
     assert (beat.kind, beat.id, beat.state) == ("trainer_node", "trainer-solver-node-1", "done")
