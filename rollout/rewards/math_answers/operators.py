@@ -88,6 +88,8 @@ WORD_BETWEEN: Final = re.compile(
     r"|\d ?[a-zA-Z]{2,20}(?: [a-zA-Z]{2,20}){0,3} \d| (?:to|by|over|minus|plus|mod) "
 )
 """A word between two numbers, which algebra takes for a factor: `3\\text{ to }1`, `5 ft 6 in`."""
+LIMIT: Final = re.compile(r"\\lim(?:inf|sup)?(?![a-zA-Z])")
+PRODUCT_OF_CAPITALS: Final = re.compile(r"(?<![a-zA-Z\\{])[A-Z]{2,4}(?![a-zA-Z])")
 SYMBOL: Final = re.compile(r"Q_\{([a-z])(\d{1,2}),([^{}]*)\}")
 INVERSE: Final = re.compile(r"[A-Z]\}? ?\^ ?\{ ?-1 ?\}")
 CAPITAL: Final = re.compile(r"[A-Z]")
@@ -176,8 +178,9 @@ def is_meaning_lost(answer: str, gold: str) -> bool:
 
     `A^T` (a transpose), `A\\times B` (a cross product), `AB^{-1}` (matrices); `\\angle ABC` is read
     as a product, `f^{-1}(x)` as a reciprocal, `\\nabla\\cdot F` as `\\nabla\\times F`, `\\gcd(a,b)`
-    as 1, the fractional part in `n+\\{x\\}` as x, `3\\text{ to }1` as a product, and z as a real
-    number. `u\\times v` may be a cross product if the other text has such a sign too, or a dot.
+    as 1, the fractional part in `n+\\{x\\}` as x, `3\\text{ to }1` as a product, `AB-BA` as 0, the
+    limit of f as f, and z as a real number. `u\\times v` may be a cross product if the other text
+    has such a sign too, or a dot.
     """
     if any(
         TIMES.search(one) and (TIMES.search(other) or DOT.search(other))
@@ -201,9 +204,17 @@ def is_meaning_lost(answer: str, gold: str) -> bool:
         or CROSS_PRODUCT.search(text)
         or FRACTIONAL_PART.search(text)
         or WORD_BETWEEN.search(text)
+        or LIMIT.search(text)
+        or _has_commutator(text)
         or (INVERSE.search(text) and len(set(CAPITAL.findall(COMMAND.sub("", text)))) > 1)
         for text in (answer, gold)
     )
+
+
+def _has_commutator(text: str) -> bool:
+    """Return whether a text has a product of capitals in two orders, as `AB-BA` has."""
+    products = set(PRODUCT_OF_CAPITALS.findall(text))
+    return len(products) > len({tuple(sorted(product)) for product in products})
 
 
 def with_one_transpose(text: str) -> str:

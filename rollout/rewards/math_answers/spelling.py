@@ -207,6 +207,8 @@ SHORT_FRACTION: Final = re.compile(
 )
 """`\\frac12`, `\\frac1{2}`, `\\frac{1}2`, `\\frac\\pi 4`, `\\binom52`, `\\frac {1}`."""
 
+EN_DASH: Final = re.compile(r"(?<=\d)--(?=\d)")
+"""A range in TeX: `5--6`."""
 WHITE: Final = re.compile(r"\s+")
 LOOSE: Final = re.compile(r" (?![0-9A-Za-z.])|(?<![0-9A-Za-z.},;]) ")
 """A space without meaning: not between two words, numbers or items of a list. `1, 200` is a list,
@@ -222,7 +224,7 @@ def tidy(text: str) -> str:
     text = SUPERSCRIPTS.sub(lambda match: f"^{{{match[0].translate(RAISED)}}}", text).translate(
         CHARACTERS
     )
-    text = ROOT_SIGN.sub(_root, text)
+    text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, text))
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))

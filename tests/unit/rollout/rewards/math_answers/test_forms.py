@@ -7,6 +7,9 @@ import pytest
 from rollout.rewards.math_judge import judge
 
 SAME = [
+    ("AB - BA", "AB-BA"),
+    ("5--6", "5–6"),
+    ("AB+CD", "CD+AB"),
     ("3\\text{ to }1", "3 \\text{to} 1"),
     ("5\\text{ ft }6\\text{ in}", "5\\text{ ft } 6 \\text{ in}"),
     ("2\\sqrt3\\text{ cm}^2", "\\sqrt{12}\\text{ cm}^2"),
@@ -359,6 +362,9 @@ SAME = [
 ]
 
 OTHER = [
+    ("AB-BA", "BA-AB"),
+    ("\\lim_{x\\to0}f", "\\lim_{x\\to1}f"),
+    ("11", "5--6"),
     ("3\\text{ to }1", "1\\text{ to }3"),
     ("3 to 1", "1 to 3"),
     ("a to b", "b to a"),
