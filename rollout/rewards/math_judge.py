@@ -94,8 +94,12 @@ def algebraically_equal(answer: str, reference: str) -> bool:
     """Return whether math-verify finds two LaTeX expressions equal; False if one is unreadable."""
     from math_verify import verify
 
-    gold, parsed = _parsed_reference(reference), _parsed(answer)
-    if any(_is_constant_derivative(each) for side in (gold, parsed) for each in side[:1]):
+    gold, parsed = _in_one_domain(_parsed_reference(reference), _parsed(answer))
+    if any(
+        _is_constant_derivative(each) or _is_truth_value(each)
+        for side in (gold, parsed)
+        for each in side[:1]
+    ):
         return False
     if gold and parsed and {_extent(gold[0]), _extent(parsed[0])} == {"finite", "range"}:
         return False  # math-verify finds `\\pm 3` equal to `-3<x<3`, and `1>0` to `\\emptyset`
@@ -135,19 +139,49 @@ def _parsed(text: str) -> list[Any]:
 def _with_imaginary_unit(expression: Any) -> Any:
     """Replace the variable `i` by the imaginary unit, except for an index.
 
-    In an expression with `i`, math-verify declares variables complex. Here they become real again,
-    so that they equal the variables of other expressions.
+    Beside it, z and w become complex, and in equations and inequalities all variables: with a real
+    z, `z = 1+2i` is false. Other variables are real, as in `x+iy`.
     """
-    from sympy import Basic, I, MatrixBase, Symbol
+    from sympy import I, Symbol
+    from sympy.logic.boolalg import Boolean
 
-    if not isinstance(expression, Basic | MatrixBase):
+    symbols = _symbols(expression)
+    if all(symbol.is_real and symbol.name != "i" for symbol in symbols):
         return expression
-    symbols = [
-        symbol for symbol in expression.free_symbols if symbol.name == "i" or not symbol.is_real
-    ]
-    return expression.subs(
-        {symbol: I if symbol.name == "i" else Symbol(symbol.name, real=True) for symbol in symbols}
+    is_relation = isinstance(expression, Boolean)
+    domain = {
+        symbol: Symbol(symbol.name)
+        if is_relation or symbol.name[0] in "zw"
+        else Symbol(symbol.name, real=True)
+        for symbol in symbols
+    }
+    # All at once, since sympy evaluates a relation after each replacement.
+    return expression.xreplace(domain | {symbol: I for symbol in symbols if symbol.name == "i"})
+
+
+def _in_one_domain(gold: list[Any], answer: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Make the variables complex that are so on either side, so that equal names are equal."""
+    from sympy import Symbol
+
+    every = [symbol for each in (*gold, *answer) for symbol in _symbols(each)]
+    names = {symbol.name for symbol in every if not symbol.is_real}
+    domain = {symbol: Symbol(symbol.name) for symbol in every if symbol.name in names}
+    if not domain:
+        return gold, answer
+    first, second = (
+        [each.subs(domain) if _symbols(each) else each for each in side] for side in (gold, answer)
     )
+    return first, second
+
+
+def _symbols(expression: Any) -> set[Any]:
+    """Return the free variables of what math-verify has parsed, which may be a text."""
+    from sympy import Basic, MatrixBase
+
+    found: set[Any] = (
+        expression.free_symbols if isinstance(expression, Basic | MatrixBase) else set()
+    )
+    return found
 
 
 def _is_constant_derivative(expression: Any) -> bool:
@@ -163,6 +197,13 @@ def _is_constant_derivative(expression: Any) -> bool:
         for derivative in derivatives
         for variable in derivative.variables
     )
+
+
+def _is_truth_value(expression: Any) -> bool:
+    """Return whether sympy has evaluated a relation, such as `|z| = i`; false ones are equal."""
+    from sympy.logic.boolalg import BooleanAtom
+
+    return isinstance(expression, BooleanAtom)
 
 
 def _extent(expression: Any) -> Literal["finite", "range", ""]:

@@ -7,6 +7,11 @@ import pytest
 from rollout.rewards.math_judge import judge
 
 SAME = [
+    ("z=1+2i", "z-1=2i"),
+    ("z+w=1+2i", "w+z=2i+1"),
+    ("z=e^{i\\pi/2}", "z=i"),
+    ("xi+y", "y+ix"),
+    ("x+0\\cdot i", "x"),
     ("AB - BA", "AB-BA"),
     ("5--6", "5–6"),
     ("AB+CD", "CD+AB"),
@@ -362,6 +367,12 @@ SAME = [
 ]
 
 OTHER = [
+    ("z=1+2i", "z=1-2i"),
+    ("z^2=1+2i", "z^2=1+3i"),
+    ("z=e^{i\\pi/3}", "z=e^{-i\\pi/3}"),
+    ("z\\ne i", "z\\ne -i"),
+    ("|z-i|=2", "|z+i|=2"),
+    ("|z|=i", "|z|=-i"),
     ("AB-BA", "BA-AB"),
     ("\\lim_{x\\to0}f", "\\lim_{x\\to1}f"),
     ("11", "5--6"),
