@@ -138,8 +138,7 @@ def newest(run: ObjectStore, policy: str) -> Checkpoint | None:
         try:
             return Checkpoint(step, *load(run, policy, step), frozenset(damaged))
         except (CorruptError, NotFoundError) as error:
-            manifest = layout.manifest(layout.checkpoint(policy, step))
-            if isinstance(error, NotFoundError) or not run.exists(manifest):
+            if isinstance(error, NotFoundError) or not exists(run, policy, step):
                 raise TransientError(
                     f"the checkpoint of step {step} of {policy} was deleted while it was read: "
                     "another trainer has saved newer ones"

@@ -58,7 +58,7 @@ def train(
     *,
     batch_size: int,
 ) -> None:
-    """Train `policy` until version `steps` is published, or the service must stop.
+    """Train `policy` until version `steps` and its checkpoint are stored, or it must stop.
 
     When it must stop, it finishes the current step, saves a checkpoint and returns. Waiting for
     version 0 and for batches has no time limit; an unreachable store only delays the service.

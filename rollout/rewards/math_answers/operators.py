@@ -90,6 +90,7 @@ WORD_BETWEEN: Final = re.compile(
 """A word between two numbers, which algebra takes for a factor: `3\\text{ to }1`, `5 ft 6 in`."""
 LIMIT: Final = re.compile(r"\\lim(?:inf|sup)?(?![a-zA-Z])")
 PRODUCT_OF_CAPITALS: Final = re.compile(r"(?<![a-zA-Z\\{])[A-Z]{2,4}(?![a-zA-Z])")
+"""It may be one of matrices: where two orders of it occur, their difference is not 0."""
 SYMBOL: Final = re.compile(r"Q_\{([a-z])(\d{1,2}),([^{}]*)\}")
 INVERSE: Final = re.compile(r"[A-Z]\}? ?\^ ?\{ ?-1 ?\}")
 CAPITAL: Final = re.compile(r"[A-Z]")
