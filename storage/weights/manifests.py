@@ -55,10 +55,13 @@ def read_manifest(run: ObjectStore, policy: str, version: int) -> Manifest:
     Raises:
         NotFoundError: there is no such version yet.
         CorruptError: the manifest is damaged, that of another version, or names another base than
-            the version before.
+            the version before; the message says what to do.
     """
     key = layout.manifest(layout.weights(policy, version))
-    return read_twice(lambda: parse_manifest(run.get(key), policy, version))
+    try:
+        return read_twice(lambda: parse_manifest(run.get(key), policy, version))
+    except CorruptError as error:
+        raise CorruptError(f"{error}; put a good copy of it back") from error
 
 
 def parse_manifest(body: bytes, policy: str, version: int) -> Manifest:

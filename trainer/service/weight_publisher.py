@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from storage import layout
 from storage.coordination.lifetime import Lifetime
 from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.formats.safetensors import weights_digest
@@ -81,11 +80,11 @@ class WeightPublisher:
                 lambda: manifests.read_manifest(self._run, self._policy, version),
             )
         except (NotFoundError, CorruptError) as error:
-            folder = layout.weights(self._policy, version)
+            put_back = "; put it back" if isinstance(error, NotFoundError) else ""
             raise CorruptError(
-                f"version {version} of {self._policy} was published, but cannot be read: {error}; "
-                f"put {self._run.url}/{layout.manifest(folder)} back from a copy of the store, and "
-                "start the run again, or start a new run from an earlier version"
+                f"version {version} of {self._policy} was published to {self._run.url}, but cannot "
+                f"be read: {error}{put_back}, and start the run again, or start a new run from an "
+                "earlier version"
             ) from error
 
     def _publish(

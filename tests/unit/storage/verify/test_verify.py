@@ -220,7 +220,8 @@ def test_a_batch_or_a_version_at_the_key_of_another_is_reported(run: ObjectStore
     violations = all_violations(run)
     batch = layout.batch("solver", 2)
     assert (1, batch, f"{batch} holds batch 2 of 'verifier'") in violations
-    assert (3, key, f"{key} is the manifest of solver version 1") in violations
+    wrong = f"{key} is the manifest of solver version 1; put a good copy of it back"
+    assert (3, key, wrong) in violations
 
 
 def test_a_shard_whose_order_is_missing_is_named(run: ObjectStore) -> None:
