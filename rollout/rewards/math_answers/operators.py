@@ -10,7 +10,11 @@ Derivatives in different notations become different symbols.
 """
 
 import re
+from collections.abc import Iterator
+from string import ascii_letters
 from typing import Final
+
+from rollout.rewards.math_answers.spelling import GREEK_LETTER
 
 BASE: Final = r"((?:\\[a-zA-Z]{1,20}|[a-zA-Z])(?:_(?:\w|\{[^{}]{0,20}\}))?)"
 """A function: `v`, `v_o`, `\\theta_{max}`."""
@@ -20,7 +24,7 @@ ORDER: Final = r"(?:\^ ?(?:(\d)|\{ ?(\d) ?\}))?"
 VARIABLE: Final = r"(\\[a-zA-Z]{1,20}|[a-zA-Z])"
 
 FRACTION: Final = re.compile(
-    r"\\frac ?\{ ?(?P<d>d|\\partial|\\text ?\{ ?d ?\})"
+    r"\\frac ?\{ ?(?P<d>d|\\partial|\\delta|D(?= ?[a-z\\])|\\text ?\{ ?d ?\})"
     + f"{ORDER} ?{BASE}"
     + r" ?\} ?\{ ?(?P=d) ?"
     + f"{VARIABLE} ?{ORDER}"
@@ -37,6 +41,23 @@ PRIMES: Final = re.compile(
     + INDEX
     + r"(\([a-zA-Z\d]\))?"
 )
+DIFFERENCE: Final = re.compile(
+    rf"\\Delta(?![a-zA-Z]) ?((?:[a-zA-Z]|{GREEK_LETTER})"
+    r"(?:_(?:\w|\{[^{}]{0,20}\}))?)"
+)
+"""A change, such as `\\Delta v`."""
+OPERATOR: Final = re.compile(
+    r"\\frac ?\{ ?(?:d|\\partial) ?(?:\^[^{}]|\^ ?\{[^{}]{0,9}\})? ?\} ?"
+    rf"\{{ ?(?:d|\\partial) ?{VARIABLE}[^{{}}]{{0,9}}\}}|(?<![a-zA-Z])d ?/ ?d ?{VARIABLE}"
+)
+"""The derivative of what follows: `\\frac{d}{dx}`."""
+APPLICATION: Final = re.compile(
+    rf"(?:(?:(?<![a-zA-Z\\])|(?<=[^a-zA-Z\\][a-zA-Z])|(?<=\A[a-zA-Z]))([a-zA-Z])|({GREEK_LETTER}))"
+    r" ?\(([^(),;]{1,60})\)"
+)
+"""A letter before round brackets: a function or a factor."""
+FACTORS: Final = frozenset("dei")
+"""Letters that are never functions: a differential, Euler's number, the imaginary unit."""
 NOT_ALPHANUMERIC: Final = re.compile(r"[^0-9A-Za-z]")
 
 ANGLE_NAME: Final = re.compile(r"\\(?:angle|triangle)(?![a-zA-Z]) ?([A-Z]{1,3})")
@@ -88,6 +109,12 @@ WORD_BETWEEN: Final = re.compile(
     r"|\d ?[a-zA-Z]{2,20}(?: [a-zA-Z]{2,20}){0,3} \d| (?:to|by|over|minus|plus|mod) "
 )
 """A word between two numbers, which algebra takes for a factor: `3\\text{ to }1`, `5 ft 6 in`."""
+SUM: Final = re.compile(r"\\(?:sum|prod)(?![a-zA-Z]) ?(?:_ ?(?:\{([^{}]{0,40})\}|(\w)))?")
+INDEXED: Final = re.compile(
+    r"_ ?(?:\{[^{}]{0,20}[a-zA-Z][^{}]{0,20}\}|[a-zA-Z])|\^ ?\{ ?\("
+    r"|(?:[a-zA-Z]|\\[a-z]{2,10}) ?\( ?[a-zA-Z] ?\)"
+)
+"""Something that may have another value for each index of a sum: `x_i`, `x^{(i)}`, `f(k)`."""
 LIMIT: Final = re.compile(r"\\lim(?:inf|sup)?(?![a-zA-Z])")
 PRODUCT_OF_CAPITALS: Final = re.compile(r"(?<![a-zA-Z\\{])[A-Z]{2,4}(?![a-zA-Z])")
 """It may be one of matrices: where two orders of it occur, their difference is not 0."""
@@ -95,6 +122,9 @@ SYMBOL: Final = re.compile(r"Q_\{([a-z])(\d{1,2}),([^{}]*)\}")
 INVERSE: Final = re.compile(r"[A-Z]\}? ?\^ ?\{ ?-1 ?\}")
 CAPITAL: Final = re.compile(r"[A-Z]")
 COMMAND: Final = re.compile(r"\\[a-zA-Z]+")
+LETTER: Final = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
+"""A letter or a command."""
+PLAIN_FRACTION: Final = re.compile(r"\\frac ?\{(\w{1,20})\} ?\{(\w{1,20})\}")
 
 
 def derivatives_as_symbols(text: str) -> str:
@@ -111,6 +141,59 @@ def derivatives_as_symbols(text: str) -> str:
         text,
     )
     return PRIMES.sub(_primed, text)
+
+
+def differences_as_symbols(text: str) -> str:
+    """Replace each `\\Delta v` by a symbol: algebra would cancel the factor `\\Delta`."""
+    return DIFFERENCE.sub(lambda match: _symbol("g", "", match[1]), text)
+
+
+def functions(*texts: str) -> set[str]:
+    """Return the letters that one of the texts applies to several arguments, as in `f(n)=f(n-1)`.
+
+    They are functions and no factors unless they also occur alone, or an argument has several
+    letters, as in `m(g+a)`.
+    """
+    return {name for text in texts for name in _functions_of(text)}
+
+
+def applications_as_symbols(text: str, names: set[str]) -> str:
+    """Replace the value of a function, such as `f(n-1)`, by a symbol. `names`: as `functions`."""
+
+    def symbol(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in names:
+            return match[0]
+        argument = "".join(
+            each if each.isalnum() else f"{ord(each):02X}" for each in _plain(match[3])
+        )
+        return _symbol("f", "", name, argument)
+
+    return APPLICATION.sub(symbol, text)
+
+
+def _functions_of(text: str) -> Iterator[str]:
+    arguments: dict[str, set[str]] = {}
+    for match in APPLICATION.finditer(text):
+        arguments.setdefault(match[1] or match[2], set()).add(_plain(match[3]))
+    for name, found in arguments.items():
+        alone = APPLICATION.sub(
+            lambda match, name=name: match[3] if (match[1] or match[2]) == name else match[0], text
+        )
+        letters = LETTER.findall(alone)
+        is_factor = len(found) < 2 or name in FACTORS or name in letters
+        if not is_factor and all(map(_has_one_letter, found)):
+            yield name
+
+
+def _has_one_letter(argument: str) -> bool:
+    """Whether an argument has one variable at most."""
+    return len(set(COMMAND.sub("", argument)) & set(ascii_letters)) < 2
+
+
+def _plain(argument: str) -> str:
+    """Write an argument without spaces, and `\\frac{n}{2}` as `n/2`."""
+    return PLAIN_FRACTION.sub(r"\1/\2", argument).replace(" ", "")
 
 
 def unknowns_as_symbols(text: str) -> str:
@@ -180,7 +263,8 @@ def is_meaning_lost(answer: str, gold: str) -> bool:
     `A^T` (a transpose), `A\\times B` (a cross product), `AB^{-1}` (matrices); `\\angle ABC` is read
     as a product, `f^{-1}(x)` as a reciprocal, `\\nabla\\cdot F` as `\\nabla\\times F`, `\\gcd(a,b)`
     as 1, the fractional part in `n+\\{x\\}` as x, `3\\text{ to }1` as a product, `AB-BA` as 0, the
-    limit of f as f, and z as a real number. `u\\times v` may be a cross product if the other text
+    limit of f as f, `\\sum_i x_i` as n times x, y as a constant in `\\frac{d}{dx}(xy)`, and z as a
+    real number. `u\\times v` may be a cross product if the other text
     has such a sign too, or a dot.
     """
     if any(
@@ -206,6 +290,8 @@ def is_meaning_lost(answer: str, gold: str) -> bool:
         or FRACTIONAL_PART.search(text)
         or WORD_BETWEEN.search(text)
         or LIMIT.search(text)
+        or _has_indexed_sum(text)
+        or _has_derivative_of_unknown(text)
         or _has_commutator(text)
         or (INVERSE.search(text) and len(set(CAPITAL.findall(COMMAND.sub("", text)))) > 1)
         for text in (answer, gold)
@@ -218,9 +304,25 @@ def _has_commutator(text: str) -> bool:
     return len(products) > len({tuple(sorted(product)) for product in products})
 
 
-def with_one_transpose(text: str) -> str:
-    """Write all transposes as `A^T`."""
-    return TRANSPOSED.sub("^T", text)
+def _has_indexed_sum(text: str) -> bool:
+    """Return whether a text has a sum or a product of terms with an index."""
+    return bool(SUM.search(text) and INDEXED.search(SUM.sub("", text)))
+
+
+def _has_derivative_of_unknown(text: str) -> bool:
+    """Return whether a text has a derivative of something with another letter than its variable."""
+    variables = {match[1] or match[2] for match in OPERATOR.finditer(text)}
+    others = set(re.findall(r"[a-zA-Z]", COMMAND.sub("", OPERATOR.sub("", text))))
+    return bool(variables) and bool(others - variables)
+
+
+def in_one_spelling(text: str) -> str:
+    """Write all transposes as `A^T`, and the index of sums over one index as `\\iota`."""
+    text = TRANSPOSED.sub("^T", text)
+    indices = {(braced or letter).partition("=")[0].strip() for braced, letter in SUM.findall(text)}
+    if len(indices) != 1:
+        return text
+    return LETTER.sub(lambda match: "\\iota" if match[0] in indices else match[0], text)
 
 
 def _has_modulus_of_z(text: str) -> bool:

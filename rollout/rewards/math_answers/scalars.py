@@ -14,11 +14,14 @@ from rollout.rewards.math_answers.measures import ratio
 from rollout.rewards.math_answers.number_parser import Reading, TooLargeError
 from rollout.rewards.math_answers.numbers import read_number, rounds, same_number
 from rollout.rewards.math_answers.operators import (
+    applications_as_symbols,
     derivatives_as_symbols,
+    differences_as_symbols,
+    functions,
     in_one_notation,
+    in_one_spelling,
     is_meaning_lost,
     unknowns_as_symbols,
-    with_one_transpose,
 )
 from rollout.rewards.math_answers.spelling import GREEK_LETTER, without_spaces
 from rollout.rewards.math_answers.structure import sides, without_brackets
@@ -235,13 +238,14 @@ def _is_relation(text: str) -> bool:
 
 
 def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
-    pair = in_one_notation(_for_algebra(answer), _for_algebra(gold))
+    names = functions(answer, gold)
+    pair = in_one_notation(
+        *(_for_algebra(applications_as_symbols(text, names)) for text in (answer, gold))
+    )
     if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in pair):
         return False  # the algebra system ignores primes, and a double exponent is invalid TeX
     if is_meaning_lost(answer, gold):
-        return with_one_transpose(without_spaces(answer)) == with_one_transpose(
-            without_spaces(gold)
-        )
+        return in_one_spelling(without_spaces(answer)) == in_one_spelling(without_spaces(gold))
     if any(DIGIT_WITH_INDEX.search(text) for text in pair):
         return False
     if ("{,}" in pair[0]) != ("{,}" in pair[1]):
@@ -380,7 +384,9 @@ def number_of(gold: str) -> Reading | None:
 
 def _for_algebra(text: str) -> str:
     """Remove the commas of thousands and the unit after the expression."""
-    text = without_brackets(unknowns_as_symbols(derivatives_as_symbols(text)))
+    text = without_brackets(
+        unknowns_as_symbols(differences_as_symbols(derivatives_as_symbols(text)))
+    )
     text = GROUPING_COMMA.sub("", text)
     for _ in range(TRAILING_UNITS_MAX):
         rest = TRAILING_UNIT.sub(_unless_unit, text).strip()

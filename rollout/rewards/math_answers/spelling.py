@@ -189,7 +189,7 @@ SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d]|\([-+.\d])")
 """The beginning of mathematics that is set as text: `\\textbf{42}`, `\\text{5 apples}`."""
 MEAN: Final = re.compile(
     r"\\langle(?![a-zA-Z])(?P<averaged>(?:[^,;|\\]|\\(?!langle|rangle|[,;])){1,100})\\rangle(?![a-zA-Z])"
-    r"|(?<![a-zA-Z\\{])(?:E|\\mathbb ?(?:E|\{ ?E ?\})) ?\[(?P<expected>[^][,;]{1,100})\]"
+    r"|(?<![a-zA-Z\\])(?:E|\\mathbb ?(?:E|\{ ?E ?\})) ?\[(?P<expected>[^][,;]{1,100})\]"
 )
 """The mean `\\langle x^2\\rangle` or `E[X^2]`, which is a function and no product."""
 

@@ -78,6 +78,86 @@ def test_derivatives_functions_and_the_imaginary_unit_are_compared_by_algebra(
 @pytest.mark.parametrize(
     ("answer", "reference", "equal"),
     [
+        ("f(n)=f(n-2)+f(n-3)", "f(n)=f(n-1)+f(n-4)", False),
+        ("f(n)-f(n-1)=f(n-4)", "f(n)=f(n-1)+f(n-4)", True),
+        ("f(x+2)=f(x-2)", "f(x+1)=f(x-1)", False),
+        ("T(n)=3T(n/3)+n", "T(n)=2T(n/2)+n", False),
+        ("T(n)=n+2T(\\frac{n}{2})", "T(n)=2T(n/2)+n", True),
+        ("a(n)=2a(n-1)+a(n-3)", "a(n)=a(n-1)+2a(n-2)", False),
+        ("2nT(n-1)+2nT(n-4)", "2nT(n-2)+2nT(n-3)", False),
+        ("\\phi(n+1)=\\phi(n-2)", "\\phi(n)=\\phi(n-1)", False),
+        ("f(x)+g(y)=f(xy)", "f(x)+g(y)=f(x)f(y)", False),
+        ("nT(n-1)+nT(n-4)", "nT(n-2)+nT(n-3)", False),
+        ("A", "\\frac{P(AB)}{P(B)}", False),
+        ("Y", "\\frac{E[XY]}{E[X]}", False),
+        ("E[X]", "\\mathbb{E}[X]", True),
+        ("2x^3-2x", "2x(x+1)(x-1)", True),
+        ("2n^2", "n(n+1)+n(n-1)", True),
+        ("k(a-b+c-d)", "k(a-b)+k(c-d)", True),
+        ("A(1+r)(2+r)", "A(1+r)+A(1+r)^2", True),
+        ("e(2x+1)", "e(x+1)+e(x)", True),
+        ("2mx", "m(x-y)+m(x+y)", True),
+    ],
+)
+def test_a_letter_before_brackets_is_a_function_where_it_has_several_arguments(
+    answer: str, reference: str, equal: bool
+) -> None:
+    assert judge(answer, reference) is equal
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("\\frac{v}{t}", "a=\\frac{\\Delta v}{\\Delta t}", False),
+        ("\\frac{\\Delta v}{t}", "\\frac{\\Delta v}{\\Delta t}", False),
+        ("\\Delta v/\\Delta t", "\\frac{\\Delta v}{\\Delta t}", True),
+        ("\\Delta x_1-\\Delta x_2", "\\Delta x_1+\\Delta x_2", False),
+        ("-T\\Delta S+\\Delta H", "\\Delta G=\\Delta H-T\\Delta S", True),
+        ("-N\\frac{\\Phi}{t}", "-N\\frac{\\Delta\\Phi}{\\Delta t}", False),
+        ("\\frac{S}{q}", "\\frac{\\delta S}{\\delta q}", False),
+        ("\\frac{v}{t}", "\\frac{Dv}{Dt}", False),
+    ],
+)
+def test_a_difference_is_no_product(answer: str, reference: str, equal: bool) -> None:
+    assert judge(answer, reference) is equal
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("\\left(\\frac1n\\sum_{i=1}^n x_i\\right)^2", "\\frac1n\\sum_{i=1}^n x_i^2", False),
+        ("1-(1-p_i)^n", "1-\\prod_{i=1}^n(1-p_i)", False),
+        ("x_i", "\\frac{\\sum m_ix_i}{\\sum m_i}", False),
+        ("n\\sum_{i=1}^n (x^{(i)})^2", "\\left(\\sum_{i=1}^n x^{(i)}\\right)^2", False),
+        ("nf\\frac{n+1}{2}", "\\sum_{k=1}^n f(k)", False),
+        ("n\\sum x^2", "(\\sum x)^2", False),
+        ("\\frac{n}{\\sum_{k=1}^{n} x_k}", "\\frac{n}{\\sum_{i=1}^n x_i}", True),
+        ("\\frac{n}{\\sum_{k=1}^n x_i}", "\\frac{n}{\\sum_{i=1}^n x_i}", False),
+        ("a_0\\sum_{n=1}^\\infty\\frac1{n^2}", "\\sum_{n=1}^\\infty\\frac{a_0}{n^2}", True),
+        (
+            "\\frac{1}{r^2}\\frac{d}{dr}\\left(r^2\\frac{dT}{dr}\\right)=0",
+            "\\frac{1}{r}\\frac{d}{dr}\\left(r\\frac{dT}{dr}\\right)=0",
+            False,
+        ),
+        (
+            "\\frac1r\\frac{\\partial u}{\\partial r}",
+            "\\frac1r\\frac{\\partial}{\\partial r}(r\\frac{\\partial u}{\\partial r})",
+            False,
+        ),
+        ("\\sum_{i}\\sum_{j}a_{ji}x_i", "\\sum_{i}\\sum_{j}a_{ij}x_i", False),
+        ("y", "\\frac{d}{dx}(xy)", False),
+        ("\\frac{d}{dt}\\left(mv\\right)", "\\frac{d}{dt}(mv)", True),
+    ],
+)
+def test_terms_with_an_index_and_derivatives_of_unknowns_equal_the_same_spelling_only(
+    answer: str, reference: str, equal: bool
+) -> None:
+    assert judge(answer, reference) is equal
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
         ("IR", "I^2R", False),
         ("RI^2", "I^2R", True),
         ("I_1R", "I_2R", False),
