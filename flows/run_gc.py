@@ -46,13 +46,13 @@ def gc(
     verified and resumed. An artifact lists what is kept and what is deleted. A run that cannot be
     read is logged and skipped, and the flow run ends as failed.
     """
-    settings, log = Retention(last, every, grace_s=grace_h * 3600), get_run_logger()
+    log = get_run_logger()
     try:
         store_credentials.load()
         done = garbage_collection.collect(
             object_store.default_store(),
             run_ids or [],
-            settings,
+            Retention(last, every, grace_s=grace_h * 3600),
             keep or [],
             apply=apply,
             say=log.info,

@@ -109,6 +109,12 @@ def _check_temperature(value: float) -> float:
     return value
 
 
+def _check_normal(value: float) -> float:
+    if value < FLOAT32_MIN:
+        raise ValueError(f"must be at least {FLOAT32_MIN:g}: float32 takes smaller numbers as 0")
+    return value
+
+
 def _check_distinct(gpus: tuple[int, ...]) -> tuple[int, ...]:
     twice = [gpu for gpu, count in Counter(gpus).items() if count > 1]
     if twice:
@@ -118,6 +124,8 @@ def _check_distinct(gpus: tuple[int, ...]) -> tuple[int, ...]:
 
 TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-12, 1e12
 """Limits of a sampling temperature that is not 0 (greedy): float32 logits are divided by it."""
+FLOAT32_MIN = 1e-37
+"""Above the smallest normal number of float32, 1.2e-38: a smaller divisor may be 0 there."""
 _Number = BeforeValidator(_check_not_bool)
 
 Steps: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_000_000)]
@@ -157,6 +165,8 @@ Hours: TypeAlias = Annotated[float, _Number, Field(gt=0, le=87_600)]
 SecondsOrNone: TypeAlias = Annotated[float, _Number, Field(ge=0, le=2_592_000)]
 Positive: TypeAlias = Annotated[float, _Number, Field(gt=0, le=1e12)]
 """A factor or a limit."""
+PositiveFloat32: TypeAlias = Annotated[Positive, AfterValidator(_check_normal)]
+"""A positive number that float32 does not take as 0, as it may be a divisor."""
 RatioLimit: TypeAlias = Annotated[float, _Number, Field(gt=1, le=1e6)]
 """A limit of the ratio of two probabilities, above the 1 of equal ones."""
 NotNegative: TypeAlias = Annotated[float, _Number, Field(ge=0, le=1e12)]

@@ -15,6 +15,7 @@ from storage.config_model import (
     NotNegative,
     OnlyWith,
     Positive,
+    PositiveFloat32,
     Seconds,
     Share,
     ShareOrNone,
@@ -91,7 +92,7 @@ class TrainConfig(Frozen):
     lr: NotNegative = 5e-6
     """Learning rate; 0 leaves the weights unchanged, bit for bit (a baseline)."""
     betas: Annotated[tuple[Decay, Decay], *_OF_ADAMW] = (0.9, 0.999)
-    eps: Annotated[Positive, *_OF_ADAMW, _OF_LR] = 1e-8
+    eps: Annotated[PositiveFloat32, *_OF_ADAMW, _OF_LR] = 1e-8
     weight_decay: Annotated[NotNegative, _OF_LR] = 0.01
     warmup_steps: Annotated[CountOrNone, _OF_LR] = 0
     """Steps over which the learning rate rises linearly from 0."""

@@ -21,6 +21,7 @@ import psutil
 from deployments.paths import open_private, open_regular
 from deployments.stack.machine import start_of
 from storage.errors import ConfigError
+from storage.machine import ports
 
 MARK = "ASTRAFLOW_STACK"
 """Environment variable with the home of the stack that a process belongs to."""
@@ -133,18 +134,7 @@ def listens(process: Process, port: int) -> bool:
     """Return whether the process or a descendant listens on a TCP port, which another process may
     have taken first.
     """
-    for member in _tree(process):
-        try:
-            if any(
-                connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-                for connection in member.net_connections("tcp")
-            ):
-                return True
-        except psutil.AccessDenied:
-            return True  # this system does not list connections: assume that it is ours
-        except psutil.NoSuchProcess:
-            continue
-    return False
+    return ports.listens(_tree(process), port)
 
 
 def stop(processes: Iterable[Process], grace_s: float) -> None:

@@ -4,9 +4,12 @@
     {layer}.lora_A.weight    A [rank, inputs]
     {layer}.lora_B.weight    B [outputs, rank]
 
-A manifest with the field `adapter` has such tensors. Engines and exports get merged weights.
+A manifest with the field `adapter` has such tensors. Engines and exports get merged weights. All A
+and B together have at most as many elements as all W: a merge takes rank · outputs · inputs
+multiplications, and A and B may be unchanged tensors of the base, of which nothing is stored.
 """
 
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -88,6 +91,7 @@ def fault(
     layers = {
         name.removesuffix(end) for name in infos for end in (LORA_A, LORA_B) if name.endswith(end)
     }
+    num_own = num_changed = 0
     for layer in sorted(layers):
         weight, a, b = (infos.get(layer + end) for end in (WEIGHT, LORA_A, LORA_B))
         if weight is None or a is None or b is None:
@@ -102,6 +106,13 @@ def fault(
                 f"has matrices of {layer} that do not fit: W {list(weight.shape)}, "
                 f"A {list(a.shape)}, B {list(b.shape)}, rank {adapter.rank}"
             )
+        num_own += math.prod(a.shape) + math.prod(b.shape)
+        num_changed += math.prod(weight.shape)
+    if num_own > num_changed:
+        return (
+            f"has {num_own:,} elements in A and B, more than the {num_changed:,} of the weights "
+            "that they change; the rank is too large"
+        )
     return "" if layers else "has no tensors of an adapter"
 
 

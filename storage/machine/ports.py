@@ -1,8 +1,11 @@
-"""Find a free TCP port on the loopback interface."""
+"""Find a free TCP port on the loopback interface, and the processes that listen on one."""
 
 import errno
 import random
 import socket
+from collections.abc import Iterable
+
+import psutil
 
 from storage.errors import ConfigError
 
@@ -11,6 +14,7 @@ HOST = "127.0.0.1"
 UNUSUAL = range(20_000, 30_000)
 """Ports that no common server uses, below those that systems give to outgoing connections: one of
 these could take a port before its server listens."""
+CONNECT_TIMEOUT_S = 10.0
 
 
 def is_free(port: int) -> bool:
@@ -44,3 +48,32 @@ def free_port(usual: int) -> int:
 def unusual_port() -> int:
     """Return a free port, another one at each call, for a server that no person needs to find."""
     return free_port(random.SystemRandom().choice(UNUSUAL))
+
+
+def is_open(port: int) -> bool:
+    """Return whether a process, of whatever user, accepts connections on the port."""
+    try:
+        socket.create_connection((HOST, port), CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def listens(processes: Iterable[psutil.Process], port: int) -> bool:
+    """Return whether one of the processes listens on a TCP port, which another process may have
+    taken first.
+    """
+    for process in processes:
+        try:
+            if any(
+                connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+                for connection in process.net_connections("tcp")
+            ):
+                return True
+        except psutil.AccessDenied:
+            if not psutil.LINUX:
+                return True  # this system does not list connections: assume that it listens
+            # Linux lists those of this user's running processes: it has ended.
+        except psutil.NoSuchProcess:
+            continue
+    return False

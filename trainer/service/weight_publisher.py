@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from storage.coordination.lifetime import Lifetime
-from storage.errors import ConflictError, CorruptError, NotFoundError
-from storage.formats.safetensors import weights_digest
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
+from storage.formats.safetensors import is_finite, weights_digest
 from storage.records.weights import HostTensor, Manifest
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
@@ -51,6 +51,7 @@ class WeightPublisher:
         """Wait for the running publication.
 
         Raises:
+            ConfigError: the weights have values that are not finite; the version is not published.
             ConflictError: another trainer published the version with other weights.
             StoppedError: the store is unreachable and the service must stop.
         """
@@ -96,6 +97,7 @@ class WeightPublisher:
     ) -> LoadedWeights:
         start_s = time.monotonic()
         with self._lifetime.heartbeat.span("publish"):
+            self._check_finite(version, tensors)
             try:
                 manifest = self._lifetime.retry(
                     f"publishing version {version}",
@@ -117,6 +119,19 @@ class WeightPublisher:
         self._lifetime.heartbeat.update(versions={self._policy: version})
         self._merger.merge_up_to(self._policy, version)
         return LoadedWeights(manifest, tensors)
+
+    def _check_finite(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
+        train = f"policies.{self._policy}.train"
+        for name, tensor in tensors.items():
+            if not is_finite(tensor):
+                raise ConfigError(
+                    f"version {version} of {self._policy} is not published: its tensor {name} has "
+                    f"values that are not finite as {tensor.dtype}. Start a new run with a smaller "
+                    f"{train}.lr or a larger {train}.eps, which may continue from version "
+                    f"{version - 1}: earlier versions are kept. If the moments in this run's "
+                    "newest checkpoint are the cause, delete it: the trainer then resumes from "
+                    "the one before"
+                )
 
     def _existing(self, version: int, digest: str, error: ConflictError) -> Manifest:
         """Return the manifest of a version that exists already, if its weights have `digest`.

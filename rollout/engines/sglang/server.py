@@ -138,7 +138,7 @@ class Server:
             running.newest = None
         words = (self.process.ended() if self.process else "") or str(error)
         log.warning("an SGLang server was lost: %s", words)
-        if self._is_cut(error) and await self.api.is_ready():
+        if self._is_cut(error) and await self._is_ready():
             return
         self.losses += 1
         if self.process and self.process.refused():
@@ -155,7 +155,11 @@ class Server:
     async def still_works(self, error: ServerLostError) -> bool:
         """Return whether only a connection was lost: the server has the weights it was given."""
         try:
-            return self._is_cut(error) and await self.api.label() == self.label
+            return (
+                self._is_cut(error)
+                and await self._is_ours()
+                and await self.api.label() == self.label
+            )
         except ServerLostError:
             return False
 
@@ -183,6 +187,8 @@ class Server:
             await self._wait_until_ready()
             await self.api.resume()  # a client that was killed may have paused it
             return
+        if not await self._is_ours():
+            raise ServerLostError(f"the SGLang server at {self.api.url} does not listen any more")
         label = await self.api.label()
         if label == self.label:
             return
@@ -316,13 +322,23 @@ class Server:
                 f"the SGLang server at {self.api.url} samples no token in {CONTROL_TIMEOUT_S:.0f} s"
             ) from error
 
+    async def _is_ours(self) -> bool:
+        """Return whether a server of ours has its port, and not another user's process."""
+        return self.process is None or await in_system_thread(self.process.listens)
+
+    async def _is_ready(self) -> bool:
+        """Return whether the server answers. Only it gets the key, and only its answer counts."""
+        return await self._is_ours() and await self.api.is_ready() and await self._is_ours()
+
     async def _wait_until_ready(self) -> None:
         """Wait as long as the server makes progress; ServerLostError when it does not."""
         loop = asyncio.get_running_loop()
         progress, since_s = None, loop.time()
-        while not await self.api.is_ready():
+        while not await self._is_ready():
             if self.process:
-                if words := self.process.ended():
+                if words := (
+                    self.process.ended() or await in_system_thread(self.process.displaced)
+                ):
                     raise ServerLostError(words)
                 now = await in_system_thread(self.process.progress)
                 if now != progress:

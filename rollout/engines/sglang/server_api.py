@@ -5,7 +5,7 @@ Tokens in, tokens out: no text crosses it. A server that cannot be reached or th
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,9 +72,12 @@ class ServerRefusedError(AstraFlowError):
 class ServerApi:
     """Calls of one server. Belongs to the event loop of its first call."""
 
-    def __init__(self, url: str, api_key: str) -> None:
+    def __init__(self, url: str, api_key: str, ended: Callable[[], str] = lambda: "") -> None:
+        """`ended` returns why a server of ours ended: another user's process may have its port
+        then, which must not get the key, and whose answers are not used.
+        """
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self.url = url
+        self.url, self._ended = url, ended
         self._client = httpx.AsyncClient(
             base_url=url,
             headers={**headers, "Accept-Encoding": "identity"},
@@ -226,6 +229,7 @@ class ServerApi:
         bytes_max: int = ANSWER_BYTES_MAX,
     ) -> _Answer:
         """Return the answer; ValueError when it is longer than `bytes_max`."""
+        self._check_runs()
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
         content = bytearray()
         async with self._client.stream(method, path, json=body, timeout=timeout) as response:
@@ -233,8 +237,13 @@ class ServerApi:
                 content += piece
                 if len(content) > bytes_max:
                     raise ValueError(f"gave an answer of more than {bytes_max:,} bytes")
+        self._check_runs()
         location = response.headers.get("location", "")
         return _Answer(response.status_code, bytes(content), location)
+
+    def _check_runs(self) -> None:
+        if words := self._ended():
+            raise ConnectionError(words)
 
     def _check_address(self, answer: _Answer) -> None:
         if 300 <= answer.status < 400:

@@ -214,7 +214,7 @@ class ServerGroup:
 
         def own_server() -> tuple[ServerApi, ServerProcess | None]:
             process = ServerProcess(self._config, self._model_config, num_policies)
-            return ServerApi(process.url, process.api_key), process
+            return ServerApi(process.url, process.api_key, process.ended), process
 
         def server_at(url: str) -> tuple[ServerApi, ServerProcess | None]:
             return ServerApi(url, os.environ.get(API_KEY_VARIABLE, "")), None

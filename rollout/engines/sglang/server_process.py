@@ -21,8 +21,7 @@ from rollout.engines.sglang.server_arguments import HOST, server_args, server_en
 from rollout.placement import engine_gpus
 from storage.errors import ConfigError
 from storage.formats.safetensors import to_safetensors
-from storage.machine import gpu_locks, gpus
-from storage.machine.ports import unusual_port
+from storage.machine import gpu_locks, gpus, ports
 from storage.machine.temporary_folders import temporary_folder
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -48,8 +47,8 @@ class ServerProcess:
             ConfigError: the interpreter or the device cannot be used.
         """
         self.api_key = secrets.token_hex(16)
-        port = unusual_port()
-        self.url = f"http://{HOST}:{port}"
+        self._port = ports.unusual_port()
+        self.url = f"http://{HOST}:{self._port}"
         with ExitStack() as temporary:
             self._folder = temporary.enter_context(temporary_folder("astraflow-sglang-"))
             write_inside(self._folder / "model", "config.json", json.dumps(model_config).encode())
@@ -60,7 +59,7 @@ class ServerProcess:
             self._log = self._folder / "server.log"
             order = {
                 "args": server_args(
-                    config, self._folder / "model", port, _free_share(config), num_policies
+                    config, self._folder / "model", self._port, _free_share(config), num_policies
                 ),
                 "api_key": self.api_key,
                 "without_kernels": config.device == "cpu",
@@ -105,14 +104,22 @@ class ServerProcess:
         """Return whether the server ended because it cannot be started with these settings."""
         return self._process.poll() in (EXIT_ARGUMENTS, EXIT_SETTINGS)
 
+    def listens(self) -> bool:
+        """Return whether the server runs and listens on its port."""
+        return not self.ended() and ports.listens(self._tree(), self._port)
+
+    def displaced(self) -> str:
+        """Return that another process listens on its port; empty where none does."""
+        if not ports.is_open(self._port) or self.listens():
+            return ""
+        return f"another process listens on the port of the SGLang server, {self.url}"
+
     def progress(self) -> tuple[int, float]:
         """Return what grows while the server starts: the size of its log, its CPU seconds."""
         seconds = 0.0
-        with suppress(psutil.Error):
-            parent = psutil.Process(self._process.pid)
-            for process in [parent, *parent.children(recursive=True)]:
-                with suppress(psutil.Error):
-                    seconds += sum(process.cpu_times()[:2])
+        for process in self._tree():
+            with suppress(psutil.Error):
+                seconds += sum(process.cpu_times()[:2])
         with suppress(OSError):
             return self._log.stat().st_size, round(seconds, 1)
         return 0, round(seconds, 1)
@@ -126,6 +133,14 @@ class ServerProcess:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
         self._temporary.close()
+
+    def _tree(self) -> list[psutil.Process]:
+        """Return the server's process and its descendants."""
+        try:
+            parent = psutil.Process(self._process.pid)
+            return [parent, *parent.children(recursive=True)]
+        except psutil.Error:
+            return []
 
     def _last_words(self) -> str:
         with suppress(OSError), self._log.open("rb") as log:

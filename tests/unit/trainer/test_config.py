@@ -38,6 +38,8 @@ def test_a_learning_rate_of_0_and_a_gradient_without_a_limit_are_settings() -> N
             {"lr_schedule": "linear", "schedule_steps": 5, "warmup_steps": 5},
             "schedule_steps 5 is not above warmup_steps 5",
         ),
+        ({"eps": 0}, "greater than 0"),
+        ({"eps": 9e-38}, "must be at least 1e-37: float32 takes smaller numbers as 0"),
         ({"ranks": 65}, "less than or equal to 64"),
         ({"nodes": 65}, "less than or equal to 64"),
         ({"nodes": 0}, "greater than or equal to 1"),

@@ -182,13 +182,16 @@ def info(*shape: int, dtype: str = "BF16") -> TensorInfo:
     return TensorInfo(dtype=dtype, shape=shape, digest="", file="")
 
 
-FITTING = {W: info(3, 5), A: info(2, 5), B: info(3, 2)}
+FITTING = {W: info(6, 5), A: info(2, 5), B: info(6, 2)}
 
 
 @pytest.mark.parametrize(
     ("infos", "reason"),
     [
         (FITTING, ""),
+        ({W: info(6, 3), A: info(2, 3), B: info(6, 2)}, ""),  # 18 elements, and 18
+        ({W: info(3, 5), A: info(2, 5), B: info(3, 2)}, "has 16 elements in A and B, more than"),
+        (FITTING | {"m" + W[1:]: info(2, 2), "m" + A[1:]: info(2, 2), "m" + B[1:]: info(2, 2)}, ""),
         ({W: info(3, 5)}, "has no tensors of an adapter"),
         ({W: info(3, 5), A: info(2, 5)}, "lacks one of the tensors l{"),
         ({W: info(3, 5), B: info(3, 2)}, "lacks one of the tensors l{"),
@@ -197,9 +200,9 @@ FITTING = {W: info(3, 5), A: info(2, 5), B: info(3, 2)}
         (FITTING | {A: info(3, 5)}, "has matrices of l that do not fit"),
         (FITTING | {B: info(2, 2)}, "has matrices of l that do not fit"),
         (FITTING | {B: info(3, 3)}, "has matrices of l that do not fit"),
-        (FITTING | {W: info(3, 5, 1)}, "has matrices of l that do not fit"),
-        (FITTING | {W: info(3, 5, dtype="I8")}, "has other dtypes than"),
-        (FITTING | {B: info(3, 2, dtype="F8_E4M3")}, "has other dtypes than"),
+        (FITTING | {W: info(6, 5, 1)}, "has matrices of l that do not fit"),
+        (FITTING | {W: info(6, 5, dtype="I8")}, "has other dtypes than"),
+        (FITTING | {B: info(6, 2, dtype="F8_E4M3")}, "has other dtypes than"),
     ],
 )  # fmt: skip
 def test_tensors_that_do_not_fit_their_adapter_have_a_fault(

@@ -279,7 +279,7 @@ def test_a_base_out_of_range_skips_its_run_alone(store: ObjectStore) -> None:
     done = garbage_collection.collect(store, [], WANTED, [], apply=True)
     assert done.skipped == {
         "other": f"{key}: version {LAST} of solver is a delta to version 1000000000, which is not "
-        "the one before"
+        "the one before; put a good copy of it back"
     }
     assert (data(other), data(sound)) == (list(range(LAST + 1)), [0, LAST - 1, LAST])
 
@@ -382,6 +382,15 @@ def test_the_flow_writes_its_table_and_fails_with_the_skipped_runs(
 def test_the_flow_refuses_invalid_numbers(given: dict[str, float]) -> None:
     with pytest.raises(ParameterTypeError):
         run_gc.gc.validate_parameters(given)
+
+
+@pytest.mark.parametrize("grace_h", [1e306, float("inf")])
+def test_the_flow_ends_as_failed_for_a_grace_period_without_end(grace_h: float) -> None:
+    with disable_run_logger():
+        ended = run_gc.gc.fn(grace_h=grace_h)
+    assert ended is not None
+    assert ended.is_failed()
+    assert "younger than inf s" in str(ended.message)
 
 
 def test_versions_of_a_finished_run_are_retired(store: ObjectStore) -> None:

@@ -108,6 +108,15 @@ class WideEngine(CountingEngine):
         self.value = int(tensors["weight"].bits[-1])
 
 
+class OverflowingEngine(WideEngine):
+    """An engine one of whose weights is infinite from the second step on."""
+
+    def weights(self) -> dict[str, HostTensor]:
+        tensors = super().weights()
+        tensors["weight"].bits[0] = 0x7F80 if self.value > 1 else 0
+        return tensors
+
+
 BEFORE_STEP: dict[int, Callable[[Batch], None]] = {}
 """Called by the engine before each step, by its seed: the hook of a test into a running trainer."""
 
@@ -646,6 +655,24 @@ def test_an_uninterrupted_trainer_publishes_deltas(memory_store: ObjectStore) ->
         manifests.read_manifest(memory_store, POLICY, version).kind for version in (1, 2, 3, 4)
     ]
     assert kinds == ["delta", "delta", "anchor", "delta"]
+
+
+def test_weights_that_are_not_finite_are_not_published_and_earlier_versions_are_kept(
+    memory_store: ObjectStore,
+) -> None:
+    publisher.publish(
+        memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"}
+    )
+    add_batches(memory_store, 1, 2, 3)
+    overflowing = CONFIG.model_copy(update={"engine": f"{__name__}:OverflowingEngine"})
+    with pytest.raises(
+        ConfigError,
+        match=r"version 2 of solver is not published: its tensor weight has values that are not "
+        r"finite as BF16\..*smaller policies\.solver\.train\.lr .*continue from version 1",
+    ):
+        trained(memory_store, steps=3, config=overflowing)
+    assert manifests.latest(memory_store, POLICY) == 1
+    assert checkpoint_steps(memory_store) == []
 
 
 def test_a_trainer_merges_the_deltas_of_a_span(

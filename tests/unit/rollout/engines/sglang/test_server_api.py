@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from rollout.engines.sglang import server_api
-from rollout.engines.sglang.server_api import ServerApi, ServerLostError, ServerRefusedError
+from rollout.engines.sglang.server_api import (
+    ConnectionLostError,
+    ServerApi,
+    ServerLostError,
+    ServerRefusedError,
+)
 from tests.support.http_servers import one_answer
 
 REQUEST = {"sampling_params": {"max_new_tokens": 2}}
@@ -134,3 +139,16 @@ async def test_a_refusal_has_no_control_characters_of_the_server() -> None:
             await api.pause("in_place")
         assert str(refused.value).endswith("400 ?]0;title? no such\ufffd thing")
         await api.close()
+
+
+async def test_the_port_of_an_own_server_that_ended_gets_no_request_and_its_answer_is_not_used() -> (
+    None
+):
+    """Another process may have taken the port."""
+    for words, num_requests in ((["", "it ended"], 1), (["it ended"], 0)):
+        with one_answer(200, b"{}", "application/json") as answering:
+            api = ServerApi(f"http://127.0.0.1:{answering.port}", "key", iter(words).__next__)
+            with pytest.raises(ConnectionLostError, match="it ended"):
+                await api.generate(REQUEST)
+            await api.close()
+        assert len(answering.requests) == num_requests

@@ -1,6 +1,7 @@
 import fcntl
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -14,7 +15,8 @@ from rollout.engines.sglang.engine import SglangRolloutEngine
 from rollout.engines.sglang.server_arguments import HOST
 from rollout.engines.sglang.server_process import EXIT_SETTINGS, LAUNCH, ServerProcess
 from storage.errors import ConfigError
-from storage.machine import gpu_locks
+from storage.machine import gpu_locks, ports
+from tests.support.http_servers import one_answer
 from tests.support.models.chain_model import CONFIG, counting
 from tests.support.patience import until
 
@@ -131,3 +133,39 @@ def test_a_server_sees_its_gpus_and_holds_them_until_it_has_ended(
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         server.stop()
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("status", [200, 401])
+async def test_a_stranger_that_has_the_port_of_an_own_server_gets_no_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 3600\n")
+    python.chmod(0o755)
+    config = EngineConfig(name="sglang", sglang=SglangConfig(python=str(python)))
+    engine = SglangRolloutEngine(config, CONFIG)
+    with one_answer(status, b'{"weight_version": "default"}', "application/json") as stranger:
+        monkeypatch.setattr(ports, "unusual_port", lambda: stranger.port)
+        with pytest.raises(EngineFailedError, match=f"another process listens .*:{stranger.port}"):
+            await engine.load(0, counting(1))
+    assert stranger.requests == []
+    await engine.close()
+
+
+def test_a_server_listens_from_its_bind_until_it_ends(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"""#!{sys.executable}
+import json, socket, sys, time
+args = json.loads(sys.stdin.readline())["args"]
+server = socket.create_server(("{HOST}", int(args[args.index("--port") + 1])))
+time.sleep(3600)
+""")
+    python.chmod(0o755)
+    config = EngineConfig(name="sglang", sglang=SglangConfig(python=str(python)))
+    server = ServerProcess(config, CONFIG)
+    until(server.listens)
+    assert server.displaced() == ""
+    os.kill(server.pid, signal.SIGKILL)
+    until(lambda: server.ended() != "")
+    assert not server.listens()
+    server.stop()

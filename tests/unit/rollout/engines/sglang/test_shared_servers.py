@@ -49,6 +49,9 @@ class FakeProcess:
     def refused(self) -> bool:
         return False
 
+    def listens(self) -> bool:
+        return True
+
     def progress(self) -> tuple[int, float]:
         return 0, 0.0
 
