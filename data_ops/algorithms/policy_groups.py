@@ -35,12 +35,12 @@ then skips the whole optimizer step.
 
 
 class ModelLimits(NamedTuple):
-    """What limits the sequences that a policy's model can be trained on; None: unknown."""
+    """What limits the sequences that a policy's model is trained on; None: unknown."""
 
     vocab_size: int | None = None
     positions: int | None = None
-    """Tokens of the longest context: a trainer's memory and time grow with those of a sequence, of
-    which a small shard may have millions.
+    """Tokens of the longest context, of the model or of the rollout engine: a trainer's memory and
+    time grow with those of a sequence, of which a small shard may have millions.
     """
 
 

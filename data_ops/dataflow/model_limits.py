@@ -1,4 +1,6 @@
-"""The limits of each policy's model, from the `config.json` of its version 0."""
+"""The limits of each policy's sequences: those of its model, from the `config.json` of its version
+0, and the longest context of the run's rollout engines.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,17 +22,21 @@ class RunLimits:
     Version 0 is never deleted, and all later versions have its limits.
     """
 
-    def __init__(self, run: ObjectStore, policies: Sequence[str]) -> None:
-        self._run, self._policies = run, policies
+    def __init__(self, run: ObjectStore, policies: Sequence[str], max_tokens: int) -> None:
+        """`max_tokens` is `rollout.engine.max_tokens` of the run: no engine makes more."""
+        self._run, self._policies, self._max_tokens = run, policies, max_tokens
         self._limits: dict[str, ModelLimits] = {}
 
     def read(self) -> Mapping[str, ModelLimits]:
-        """Return policy → limits; no entry where there is no version 0. Raises TransientError."""
+        """Return policy → limits; where there is no version 0, only the context is limited.
+
+        Raises TransientError.
+        """
         for policy in self._policies:
             if policy in self._limits:
                 continue
             try:
-                self._limits[policy] = read_limits(self._run, policy)
+                limits = read_limits(self._run, policy)
             except NotFoundError:
                 continue
             except CorruptError as error:
@@ -40,12 +46,15 @@ class RunLimits:
                     policy,
                     error,
                 )
-                self._limits[policy] = ModelLimits()
-        return self._limits
+                limits = ModelLimits()
+            positions = min(self._max_tokens, limits.positions or self._max_tokens)
+            self._limits[policy] = limits._replace(positions=positions)
+        unknown = ModelLimits(positions=self._max_tokens)
+        return {policy: self._limits.get(policy, unknown) for policy in self._policies}
 
 
 def read_limits(run: ObjectStore, policy: str) -> ModelLimits:
-    """Return the limits of a policy; none where its version 0 has no `config.json`.
+    """Return the limits of a policy's model; none where its version 0 has no `config.json`.
 
     Raises NotFoundError while version 0 does not exist, CorruptError when it cannot be read.
     """

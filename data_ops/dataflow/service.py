@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from data_ops.algorithms import curators
-from data_ops.algorithms.policy_groups import ModelLimits
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.admission import orders_to_admit
 from data_ops.dataflow.batch_assembly import (
@@ -63,17 +62,20 @@ class Dataflow:
         policies: Mapping[str, PolicyData],
         seed: int,
         *,
+        max_tokens: int,
         ingest: Ingest | None = None,
         write_batch: WriteBatch = batches.create,
         clock: Callable[[], float] = time.time,
         span: Span = no_span,
     ) -> None:
-        """Raises ConfigError for prompts or algorithms that cannot be used, CorruptError naming an
+        """`max_tokens` is `rollout.engine.max_tokens` of the run: longer sequences are filtered.
+
+        Raises ConfigError for prompts or algorithms that cannot be used, CorruptError naming an
         unreadable batch or unreadable prompts.
         """
         self._run, self._config, self._policies, self._seed = run, config, policies, seed
         self._ingest = ingest or self._ingest_here
-        self._limits = RunLimits(run, list(policies))
+        self._limits = RunLimits(run, list(policies), max_tokens)
         self._write_batch, self._clock, self._span = write_batch, clock, span
         self._stream = stream_of(run, "data.prompts", config.prompts)
         self.restore()
@@ -151,7 +153,7 @@ class Dataflow:
                     config,
                     seed,
                     read_shard,
-                    limits=limits.get(policy, ModelLimits()),
+                    limits=limits[policy],
                     write_batch=self._write_batch,
                     clock=self._clock,
                     span=self._span,
@@ -323,6 +325,8 @@ def serve(
     seed: int,
     ingest: Ingest | None = None,
     write_batch: WriteBatch = batches.create,
+    *,
+    max_tokens: int,
 ) -> None:
     """Run the dataflow until every policy has all of its batches, or the service must stop.
 
@@ -341,6 +345,7 @@ def serve(
                 config,
                 policies,
                 seed,
+                max_tokens=max_tokens,
                 ingest=ingest,
                 write_batch=write_batch,
                 span=heartbeat.span,

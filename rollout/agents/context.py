@@ -59,6 +59,15 @@ class Context:
             raise
         self._append(tokens)
 
+    def withdraw(self) -> None:
+        """Remove the messages after the last answer, for which there is no space."""
+        count = len(self._owners.pop())
+        self._versions.pop()
+        self._logprobs.pop()
+        del self.tokens[len(self.tokens) - count :]
+        while self._messages and self._messages[-1]["role"] != "assistant":
+            self._messages.pop()
+
     def add(self, policy: str, generation: "Generation", text: str, temperature: float) -> None:
         """Append an answer of `policy`: its tokens by `generation`, and its `text`."""
         if self._temperature not in (None, temperature):

@@ -90,6 +90,7 @@ class Agent:
                 tokens, self._params(derived_seed(self._seed, call))
             )
         except ContextFullError as error:
+            context.withdraw()  # a workflow may still store what was answered
             if call == 0:
                 raise  # the prompt alone is too long: a matter of the recipe
             raise ModelFailedError(str(error)) from error

@@ -18,6 +18,7 @@ from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import decode, encode
 from storage.plain_names import new_write_id
 from storage.records.control import Lease
+from storage.records.numbers import COUNT_MAX
 from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 
@@ -175,7 +176,7 @@ def _open_lease(order: int, attempt: int, lost: int) -> Lease:
 
 def _lost_up_to(lease: Lease | None) -> int:
     """How many leases expired, once `lease` is over."""
-    return lease.lost + (not lease.released) if lease else 0
+    return min(lease.lost + (not lease.released), COUNT_MAX) if lease else 0
 
 
 def _overwrite(run: ObjectStore, lease: Lease, released: bool) -> Lease:
@@ -193,7 +194,8 @@ def _overwrite(run: ObjectStore, lease: Lease, released: bool) -> Lease:
         raise ConflictError(f"{key} is no longer {lease.worker}'s")
     if run.exists(layout.lease(lease.order, lease.attempt + 1)):
         raise ConflictError(f"{key} expired and was superseded by attempt {lease.attempt + 1}")
-    changed = replace(stored, renewals=stored.renewals + 1, released=released)
+    renewals = min(stored.renewals + 1, COUNT_MAX)
+    changed = replace(stored, renewals=renewals, released=released)
     run.put(key, encode(changed))
     return changed
 

@@ -153,4 +153,5 @@ def _open_run(store: str, run_id: str) -> _OpenRun:
     run = runs.open_run(open_store(store), run_id)
     config = read_config(run)
     policies = tuple(config.policies)
-    return _OpenRun(run, config.data, policies, RunLimits(run, policies))
+    limits = RunLimits(run, policies, config.rollout.engine.max_tokens)
+    return _OpenRun(run, config.data, policies, limits)

@@ -144,7 +144,15 @@ def run_dataflow_window(
             )
             full = "the next window begins"
             lifetime = service.lifetime(lambda run: full if ingest.is_full else stop_reason(run))
-            serve(lifetime, config.data, policies, config.seed, ingest, ingest.write_batch)
+            serve(
+                lifetime,
+                config.data,
+                policies,
+                config.seed,
+                ingest,
+                ingest.write_batch,
+                max_tokens=config.rollout.engine.max_tokens,
+            )
     if service.stop.is_set():
         return "stopped"
     return "full" if ingest.is_full else "done"
@@ -183,8 +191,15 @@ def run_trainer(run_id: str, member: str, attempt: int, policy: str) -> Ended:
         settings = _train_config(service.config, run_id, policy)
         config = service.config
         batch_size = config.policies[policy].batch_size
-        lifetime = service.lifetime()
-        train(lifetime, policy, settings, config.steps, config.seed, batch_size=batch_size)
+        train(
+            service.lifetime(),
+            policy,
+            settings,
+            config.steps,
+            config.seed,
+            batch_size=batch_size,
+            max_tokens=config.rollout.engine.max_tokens,
+        )
     return service.ended()
 
 

@@ -191,7 +191,15 @@ def test_a_trainer_resumes_an_old_run_and_publishes_the_version_of_the_earlier_r
     config = read_config(run)
     lifetime = lifetime_of(run, "trainer")
     policy = config.policies[POLICY]
-    train(lifetime, POLICY, policy.train, 5, config.seed, batch_size=policy.batch_size)
+    train(
+        lifetime,
+        POLICY,
+        policy.train,
+        5,
+        config.seed,
+        batch_size=policy.batch_size,
+        max_tokens=config.rollout.engine.max_tokens,
+    )
     assert "other bits" not in lifetime.heartbeat.last.note, "checkpoint 4 gave version 4"
     manifest = manifests.read_manifest(run, POLICY, 5)
     assert (manifest.parent, manifest.batch, manifest.kind, manifest.base) == (4, 5, "delta", 4)
@@ -213,7 +221,9 @@ def test_a_dataflow_continues_an_old_run_where_it_stopped(run: ObjectStore) -> N
     config = read_config(run)
     spec = config.policies[POLICY]
     policies = {POLICY: PolicyData(batch_size=spec.batch_size, steps=config.steps)}
-    dataflow = Dataflow(run, config.data, policies, seed=config.seed)
+    dataflow = Dataflow(
+        run, config.data, policies, config.seed, max_tokens=config.rollout.engine.max_tokens
+    )
     dataflow.round()
     batch = batches.read(run, POLICY, 6)
     assert [(row.key.order, row.min_version) for row in batch.rows] == [(6, 4)] * 8

@@ -51,7 +51,7 @@ def _serve(folder: Path, service: str, patience_s: float) -> None:
     if service == "trainer":
         heartbeat = heartbeat_writer_of(run, "trainer")
         lifetime = Lifetime(run, heartbeat, threading.Event())
-        train(lifetime, POLICY, TWO_NODES, STEPS, seed=0, batch_size=ROWS)
+        train(lifetime, POLICY, TWO_NODES, STEPS, seed=0, batch_size=ROWS, max_tokens=512)
         return
     lifetime = Lifetime(
         run,

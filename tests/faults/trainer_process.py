@@ -78,7 +78,9 @@ def prepare(folder: Path) -> None:
 
 
 def trained(run: ObjectStore) -> None:
-    train(lifetime_of(run, "trainer"), POLICY, CONFIG, STEPS, seed=0, batch_size=ROWS)
+    train(
+        lifetime_of(run, "trainer"), POLICY, CONFIG, STEPS, seed=0, batch_size=ROWS, max_tokens=512
+    )
 
 
 def ending(call: Callable[[], None]) -> int:

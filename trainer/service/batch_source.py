@@ -29,12 +29,15 @@ class BatchSource:
         run: ObjectStore,
         policy: str,
         batch_size: int,
+        max_tokens: int,
         poll_interval_s: float,
     ) -> None:
+        """Every batch has `batch_size` rows of at most `max_tokens` tokens."""
         self._lifetime = lifetime
         self._run = run
         self._policy = policy
         self._batch_size = batch_size
+        self._max_tokens = max_tokens
         self._poll_interval_s = poll_interval_s
         self.wait_s = 0.0
         """Time spent waiting for the last batch."""
@@ -49,7 +52,7 @@ class BatchSource:
                 publication failed; what it raises ends the waiting.
 
         Raises:
-            CorruptError: the batch is damaged, or has not `batch_size` rows.
+            CorruptError: the batch is damaged, or has other rows.
         """
         step += 1
         heartbeat = self._lifetime.heartbeat
@@ -97,6 +100,12 @@ class BatchSource:
                 raise CorruptError(
                     f"it has {len(batch.rows):,} rows, and every batch of {self._policy} has "
                     f"{self._batch_size:,}"
+                )
+            longest = max(len(row.tokens) for row in batch.rows)
+            if longest > self._max_tokens:
+                raise CorruptError(
+                    f"it has a row of {longest:,} tokens, and rollout.engine.max_tokens is "
+                    f"{self._max_tokens:,}"
                 )
             return batch
         except NotFoundError:

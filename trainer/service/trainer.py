@@ -57,6 +57,7 @@ def train(
     seed: int,
     *,
     batch_size: int,
+    max_tokens: int,
 ) -> None:
     """Train `policy` until version `steps` and its checkpoint are stored, or it must stop.
 
@@ -65,7 +66,7 @@ def train(
 
     Raises:
         CorruptError: a batch, version 0 or the checkpoint is damaged or does not fit the model, or
-            a batch has not `batch_size` rows.
+            a batch has not `batch_size` rows of at most `max_tokens` tokens.
         ConflictError: another trainer publishes the same policy.
         ConfigError: the model or the engine cannot be built, the version of `reference` does not
             exist, or the mismatch of sampler and trainer is above `mismatch.stop`.
@@ -73,7 +74,7 @@ def train(
     try:
         with gpus_of_service(lifetime, rank_gpus(config), config.device_share) as are_held:
             if are_held:
-                _Trainer(lifetime, policy, config, steps, batch_size).serve(seed)
+                _Trainer(lifetime, policy, config, steps, batch_size, max_tokens).serve(seed)
     except StoppedError as error:
         note = (
             "stopped while the store was unreachable; a resumed trainer repeats the last step: "
@@ -85,7 +86,13 @@ def train(
 
 class _Trainer:
     def __init__(
-        self, lifetime: Lifetime, policy: str, config: TrainConfig, steps: int, batch_size: int
+        self,
+        lifetime: Lifetime,
+        policy: str,
+        config: TrainConfig,
+        steps: int,
+        batch_size: int,
+        max_tokens: int,
     ) -> None:
         self._lifetime = lifetime
         self._run = replace(lifetime.run, patience_s=CALL_PATIENCE_S)
@@ -94,7 +101,9 @@ class _Trainer:
         self._steps = steps
         self._heartbeat = lifetime.heartbeat
         self._engine: TrainEngine
-        self._batches = BatchSource(lifetime, self._run, policy, batch_size, config.poll_interval_s)
+        self._batches = BatchSource(
+            lifetime, self._run, policy, batch_size, max_tokens, config.poll_interval_s
+        )
         self._publication = WeightPublisher(lifetime, self._run, policy, config)
         self._step = 0
         """Version of the engine's weights."""

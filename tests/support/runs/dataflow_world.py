@@ -34,6 +34,9 @@ POLICIES = {
     "verifier": PolicyData(batch_size=4, steps=4),
 }
 
+MAX_TOKENS = 64
+"""The longest context of the rollout engine."""
+
 
 class Killed(BaseException):
     """The simulated process was killed here."""
@@ -74,7 +77,12 @@ class World:
 
     def dataflow(self, run: ObjectStore | None = None) -> Dataflow:
         return Dataflow(
-            run or self.run, self.config, self.policies, seed=5, clock=lambda: 1700000100.0
+            run or self.run,
+            self.config,
+            self.policies,
+            seed=5,
+            max_tokens=MAX_TOKENS,
+            clock=lambda: 1700000100.0,
         )
 
     def publish(self, policy: str, version: int) -> None:

@@ -50,7 +50,11 @@ def finished_run(
             run, policy, 0, tensors(0), extra_files={"config.json": b"{}"}
         ).digest
     dataflow = Dataflow(
-        run, data, dict.fromkeys(POLICIES, PolicyData(batch_size=BATCH_SIZE, steps=steps)), seed=0
+        run,
+        data,
+        dict.fromkeys(POLICIES, PolicyData(batch_size=BATCH_SIZE, steps=steps)),
+        seed=0,
+        max_tokens=512,
     )
     answered = 0
     for _ in range(ROUNDS_MAX):

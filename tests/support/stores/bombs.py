@@ -372,7 +372,7 @@ def runs_that_claim() -> Iterator[tuple[str, Read]]:
     policies = {"solver": PolicyData(batch_size=1, steps=4)}
     yield (
         "the dataflow after a batch that closes 10^9 orders",
-        partial(Dataflow, run, config, policies, seed=0),
+        partial(Dataflow, run, config, policies, seed=0, max_tokens=512),
     )
 
 

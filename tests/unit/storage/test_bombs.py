@@ -123,7 +123,7 @@ def test_a_bomb_is_quarantined_while_training_continues_on_other_shards(
     publisher.publish(run, "solver", 0, builders.tensors(0), extra_files={"config.json": b"{}"})
     publisher.publish(run, "verifier", 0, builders.tensors(0), extra_files={"config.json": b"{}"})
     policies = dict.fromkeys(("solver", "verifier"), PolicyData(batch_size=6, steps=4))
-    dataflow = Dataflow(run, data, policies, seed=0)
+    dataflow = Dataflow(run, data, policies, seed=0, max_tokens=512)
     dataflow.round()
     good = source.get(layout.shard(1))
 

@@ -9,13 +9,13 @@ from data_ops.config import PolicyData
 from data_ops.dataflow.model_limits import RunLimits, read_limits
 from storage.errors import CorruptError, NotFoundError
 from storage.records.batches import SequenceKey
-from storage.run import orders, shards
+from storage.run import batches, orders, shards
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
 from storage.weights import publisher
 from tasks.recipes.run_terms import run_terms
 from tests.support.runs.builders import episode, group, sequence, shard, tensors
-from tests.support.runs.dataflow_world import world
+from tests.support.runs.dataflow_world import MAX_TOKENS, world
 
 
 def publish(run: ObjectStore, policy: str, config: object) -> None:
@@ -83,13 +83,22 @@ def test_weights_without_a_config_have_no_known_size(memory_store: ObjectStore) 
 
 
 def test_a_size_is_read_once_when_version_0_exists(memory_store: ObjectStore) -> None:
-    sizes = RunLimits(memory_store, ["solver"])
-    assert dict(sizes.read()) == {}
+    sizes = RunLimits(memory_store, ["solver"], max_tokens=16)
+    assert sizes.read() == {"solver": ModelLimits(None, 16)}
     publish(memory_store, "solver", {"vocab_size": 84})
-    assert dict(sizes.read()) == {"solver": ModelLimits(84)}
+    assert sizes.read() == {"solver": ModelLimits(84, 16)}
     for key in memory_store.list("weights"):
         memory_store.delete(key)
-    assert dict(sizes.read()) == {"solver": ModelLimits(84)}
+    assert sizes.read() == {"solver": ModelLimits(84, 16)}
+
+
+@pytest.mark.parametrize(("max_tokens", "longest"), [(63, 63), (64, 64), (65, 64)])
+def test_the_longest_sequence_is_that_of_the_engine_or_of_the_model(
+    memory_store: ObjectStore, max_tokens: int, longest: int
+) -> None:
+    publish(memory_store, "solver", {"vocab_size": 84, "max_position_embeddings": 64})
+    limits = RunLimits(memory_store, ["solver"], max_tokens)
+    assert limits.read() == {"solver": ModelLimits(84, longest)}
 
 
 def test_an_unreadable_config_is_logged_and_disables_the_check(
@@ -98,8 +107,42 @@ def test_an_unreadable_config_is_logged_and_disables_the_check(
     publish(memory_store, "solver", [1])
     with pytest.raises(CorruptError, match="is a JSON list where an object belongs"):
         read_limits(memory_store, "solver")
-    assert dict(RunLimits(memory_store, ["solver"]).read()) == {"solver": ModelLimits()}
+    limits = RunLimits(memory_store, ["solver"], max_tokens=16)
+    assert limits.read() == {"solver": ModelLimits(None, 16)}
     assert "the vocabulary size of solver and the length of its contexts are unknown" in caplog.text
+
+
+def test_a_sequence_longer_than_the_engines_contexts_is_filtered(memory_store: ObjectStore) -> None:
+    simulation = world(
+        memory_store, {"solver": PolicyData(batch_size=4, steps=1)}, samples_per_prompt=3
+    )
+    run = simulation.run
+    dataflow = simulation.dataflow()
+    dataflow.round()
+    longest = (40,) * (MAX_TOKENS - 2)
+    shards.create(
+        run,
+        shard(
+            *(
+                group(
+                    episode(sequence((11, 12), longest, reward=1.0)),
+                    episode(sequence((11, 12), (*longest, 2), reward=0.5)),
+                    episode(sequence((11, 12), (40, 2), reward=0.0)),
+                    prompt_id=prompt.id,
+                )
+                for prompt in orders.read(run, 0).prompts
+            ),
+            weights={"solver": {0: simulation.digests["solver"][0]}},
+        ),
+    )
+    dataflow.round()
+    batch = batches.read(run, "solver", 1)
+    assert [len(row.tokens) for row in batch.rows] == [MAX_TOKENS, 4] * 2
+    assert {(entry.key, entry.reason) for entry in batch.ledger} == {
+        (SequenceKey(0, 0, 1, 0), "too_long"),
+        (SequenceKey(0, 1, 1, 0), "too_long"),
+    }
+    assert verify(run, run_terms(run)).violations == ()
 
 
 def test_a_sequence_with_a_token_beyond_the_vocabulary_is_filtered(

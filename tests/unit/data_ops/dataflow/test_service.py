@@ -30,6 +30,7 @@ from storage.store.object_store import ObjectStore
 from storage.weights import publisher
 from tests.support.runs.builders import episode, group, row, sequence, shard, tensors
 from tests.support.runs.dataflow_world import (
+    MAX_TOKENS,
     POLICIES,
     OutageBackend,
     UnreachableBackend,
@@ -455,7 +456,14 @@ def test_shards_closed_by_one_policy_are_ingested_again_for_the_other_only(
             for number in numbers
         ]
 
-    restarted = Dataflow(simulation.run, simulation.config, simulation.policies, 5, ingest=ingest)
+    restarted = Dataflow(
+        simulation.run,
+        simulation.config,
+        simulation.policies,
+        5,
+        max_tokens=MAX_TOKENS,
+        ingest=ingest,
+    )
     rounds(restarted)
     assert requested[0] == 0
     simulation.finish(restarted)
@@ -473,7 +481,14 @@ def test_shards_may_be_ingested_anywhere_and_in_any_order(memory_store: ObjectSt
         ]
 
     simulation.finish(
-        Dataflow(simulation.run, simulation.config, simulation.policies, 5, ingest=backwards)
+        Dataflow(
+            simulation.run,
+            simulation.config,
+            simulation.policies,
+            5,
+            max_tokens=MAX_TOKENS,
+            ingest=backwards,
+        )
     )
     inline.finish(inline.dataflow())
     assert simulation.trained("solver") == inline.trained("solver")
@@ -542,7 +557,7 @@ def test_unusable_prompts_stop_the_run_before_anything_is_written(
 def service(simulation: World, run: ObjectStore, stop: threading.Event) -> HeartbeatWriter:
     config = simulation.config.model_copy(update={"poll_interval_s": 0.001})
     lifetime = lifetime_of(run, "dataflow", stop)
-    serve(lifetime, config, simulation.policies, 5)
+    serve(lifetime, config, simulation.policies, 5, max_tokens=MAX_TOKENS)
     return lifetime.heartbeat
 
 
@@ -641,7 +656,7 @@ def test_shards_are_collected_while_no_trainer_is_starved(
     lifetime = ScriptedLifetime(
         simulation.run, "dataflow", lambda seconds: next(turns, lambda: True)()
     )
-    serve(lifetime, config, simulation.policies, 5, ingest)
+    serve(lifetime, config, simulation.policies, 5, ingest, max_tokens=MAX_TOKENS)
     assert (steps()[0], requested) == (4, [[shard_of]])
 
 
@@ -677,9 +692,9 @@ def test_an_unreachable_store_is_waited_for(
     flicker.down.set()
     unreachable = replace(simulation.run, backend=flicker, patience_s=1e-6)
     with pytest.raises(TransientError):
-        Dataflow(unreachable, simulation.config, simulation.policies, 5)
+        Dataflow(unreachable, simulation.config, simulation.policies, 5, max_tokens=MAX_TOKENS)
     lifetime = ScriptedLifetime(unreachable, "dataflow", lambda _: False)
-    serve(lifetime, simulation.config, simulation.policies, 5)
+    serve(lifetime, simulation.config, simulation.policies, 5, max_tokens=MAX_TOKENS)
     assert not flicker.down.is_set()
     assert "the store is away" in caplog.text
     assert lifetime.heartbeat.last.note == ""
@@ -706,7 +721,7 @@ def test_pauses_double_during_a_store_outage_and_are_reset_after_it(
     config = simulation.config.model_copy(
         update={"poll_interval_s": 0.2, "gather_interval_s": 1e-9}
     )
-    serve(lifetime, config, simulation.policies, 5)
+    serve(lifetime, config, simulation.policies, 5, max_tokens=MAX_TOKENS)
     # eight failures; the first round, which writes orders, needs no pause; two rounds without work;
     # then another failure
     assert lifetime.waits_s == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 0.2, 0.2, 0.5]
@@ -731,7 +746,7 @@ def test_the_heartbeat_tells_what_to_do_while_one_object_keeps_failing(
         return len(notes) == SAME_FAILURES + 1
 
     lifetime = ScriptedLifetime(run, "dataflow", keeps_failing)
-    serve(lifetime, simulation.config, simulation.policies, 5)
+    serve(lifetime, simulation.config, simulation.policies, 5, max_tokens=MAX_TOKENS)
     waits = f"the store does not answer: runs/r/{key} is away"
     advice = (
         "; if this object alone fails, put a good copy of it back; an order or shard can also be "
@@ -790,7 +805,14 @@ def test_a_round_ingests_a_limited_number_of_shards_and_the_next_round_continues
             for number in numbers
         ]
 
-    dataflow = Dataflow(simulation.run, simulation.config, simulation.policies, 5, ingest=ingest)
+    dataflow = Dataflow(
+        simulation.run,
+        simulation.config,
+        simulation.policies,
+        5,
+        max_tokens=MAX_TOKENS,
+        ingest=ingest,
+    )
     dataflow.round()
     simulation.play(range(5))
     rounds(dataflow, 3)

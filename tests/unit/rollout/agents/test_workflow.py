@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from rollout.agents.chat import user
+from rollout.agents.failures import ModelFailedError
 from rollout.agents.seeds import derived_seed
 from rollout.agents.template_chat import load_chat
 from rollout.agents.workflow import Agent, CallCounter, Player
@@ -75,6 +76,23 @@ async def test_a_second_turn_sends_the_first_answer_unchanged() -> None:
     assert player.engine.asked[1][0] == (355, 30, END_ID, 356, 349, END_ID, 355, 30, END_ID, 356)
     assert second.context is first.context
     assert second.tokens == (350, END_ID)
+
+
+async def test_messages_without_space_for_an_answer_leave_the_context_as_it_was() -> None:
+    player = scripted_player("solver", lines("approve", "reject"))
+    agent = agent_of(player)
+    turn = await agent.respond([user("?")])
+    tokens = list(turn.context.tokens)
+    assert isinstance(player.engine, ScriptedEngine)
+    player.engine.tokens_max = 10
+    with pytest.raises(ModelFailedError, match="10 tokens"):
+        await agent.respond([user("?")], context=turn.context)
+    sequence = turn.context.sequence(1.0)
+    assert sequence.tokens.tolist() == turn.context.tokens == tokens
+    assert len(sequence.owners) == len(sequence.versions) == len(sequence.logprobs) == 6
+    player.engine.tokens_max = 11
+    turn = await agent.respond([user("?")], context=turn.context)
+    assert turn.tokens == (350, END_ID)
 
 
 async def test_a_context_of_another_tokenizer_is_refused() -> None:

@@ -9,6 +9,7 @@ from storage.coordination.leases import ATTEMPTS_MAX, UNREADABLE_MAX, LeaseWatch
 from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import encode
 from storage.records.control import Lease
+from storage.records.numbers import COUNT_MAX
 from storage.store.object_store import ObjectStore
 
 
@@ -189,6 +190,20 @@ def test_an_unreadable_lease_protects_no_order_and_counts_as_expired(
     )  # it is valid, even if earlier ones cannot be read
     with pytest.raises(CorruptError):
         leases.renew(memory_store, owned)
+
+
+def test_the_largest_numbers_of_a_lease_remain_what_they_are(
+    memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
+) -> None:
+    lease = replace(taken(memory_store, "a", watch), lost=COUNT_MAX, renewals=COUNT_MAX)
+    memory_store.put("leases/00000007.0000.json", encode(lease))
+    assert leases.renew(memory_store, lease) == leases.read(memory_store, 7, 0) == lease
+    assert take(memory_store, "b", watch) is None
+    clock.now_s += 20.0
+    assert taken(memory_store, "b", watch) == leases.read(memory_store, 7, 1)
+    memory_store.put("leases/00000007.0002.json", b"{")
+    assert taken(memory_store, "c", watch) == leases.read(memory_store, 7, 3)
+    assert leases.read(memory_store, 7, 3).lost == COUNT_MAX
 
 
 def test_a_release_overwrites_a_concurrent_renewal(

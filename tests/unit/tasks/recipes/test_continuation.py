@@ -94,7 +94,9 @@ def trained(store: ObjectStore, run_id: str, recipe: str) -> ObjectStore:
     run = supervisor.start(store, run_id, config, "")
     assert run_service.run_base_model(run_id, "base-model", 0) is None
     policies = {"solver": PolicyData(batch_size=4, steps=config.steps)}
-    dataflow = Dataflow(run, config.data, policies, config.seed)
+    dataflow = Dataflow(
+        run, config.data, policies, config.seed, max_tokens=config.rollout.engine.max_tokens
+    )
     answered = 0
     for step in range(1, config.steps + 1):
         for _ in range(ROUNDS_MAX):
@@ -106,7 +108,15 @@ def trained(store: ObjectStore, run_id: str, recipe: str) -> ObjectStore:
                 answered += 1
         solver = config.policies["solver"]
         lifetime = lifetime_of(run, "trainer", None)
-        train(lifetime, "solver", solver.train, step, config.seed, batch_size=solver.batch_size)
+        train(
+            lifetime,
+            "solver",
+            solver.train,
+            step,
+            config.seed,
+            batch_size=solver.batch_size,
+            max_tokens=config.rollout.engine.max_tokens,
+        )
     assert manifests.latest(run, "solver") == config.steps
     runs.request_stop(run, Stop("completed", "all policies reached the last version", 1.0))
     return run

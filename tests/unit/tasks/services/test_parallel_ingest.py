@@ -15,7 +15,7 @@ from storage.store.object_store import ObjectStore
 from tasks.recipes import loader
 from tasks.services import parallel_ingest
 from tasks.services.parallel_ingest import ParallelIngest
-from tests.support.runs.builders import batch, shard
+from tests.support.runs.builders import batch, episode, group, sequence, shard
 
 
 class Future:
@@ -119,6 +119,17 @@ def test_a_batch_is_a_task_of_the_window_too(
     assert not ingest.is_full
     ingest.write_batch(store.sub("runs/r"), batch())
     assert ingest.is_full
+
+
+def test_a_task_filters_sequences_that_are_longer_than_the_engines_contexts(
+    store: ObjectStore,
+) -> None:
+    longest = loader.load("multi_policy_tiny").rollout.engine.max_tokens
+    episodes = [episode(sequence((11,), (2,) * answer)) for answer in (longest - 1, longest)]
+    shards.create(store.sub("runs/r"), shard(group(*episodes), order=7))
+    (ingested,) = parallel_ingest.ingest_orders(store.address, "r", [7]).shards
+    groups = ingested.policies["solver"]
+    assert [entry.reason for entry in groups.entries] == ["too_long", "zero_advantage"]
 
 
 def test_a_full_window_is_followed_by_the_next_until_the_dataflow_ends(

@@ -68,6 +68,7 @@ def test_services_get_the_sizes_of_the_recipe(
     assert given == {
         "episodes_max": config.data.prompts_per_order * config.data.samples_per_prompt,
         "batch_size": config.policies["solver"].batch_size,
+        "max_tokens": config.rollout.engine.max_tokens,
     }
 
 

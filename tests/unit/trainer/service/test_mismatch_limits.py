@@ -70,7 +70,15 @@ def test_a_mismatch_above_stop_ends_the_trainer_before_it_publishes_the_version(
     MEASURED.update({1: 0.2, 2: 0.25})
     for _ in range(attempts):
         with pytest.raises(ConfigError) as error:
-            train(lifetime_of(run, "trainer"), POLICY, limited(stop=0.2), 3, 0, batch_size=1)
+            train(
+                lifetime_of(run, "trainer"),
+                POLICY,
+                limited(stop=0.2),
+                3,
+                0,
+                batch_size=1,
+                max_tokens=512,
+            )
         assert str(error.value) == (
             "step 2 of solver: sampler and trainer disagree on log-probabilities by 0.25 a token "
             "(mean of 30 tokens of version 1, 0.5 in region eu), above "
@@ -91,7 +99,7 @@ def test_a_mismatch_above_warn_is_noted_once_until_it_falls_below(
     MEASURED.update({1: 0.1, 2: 0.2, 3: 0.3, 5: 0.1, 6: 0.4})
     lifetime = lifetime_of(run, "trainer")
     with caplog.at_level(logging.WARNING):
-        train(lifetime, POLICY, limited(warn=0.1, stop=0.5), 6, 0, batch_size=1)
+        train(lifetime, POLICY, limited(warn=0.1, stop=0.5), 6, 0, batch_size=1, max_tokens=512)
     warnings = [
         record.getMessage() for record in caplog.records if "disagree" in record.getMessage()
     ]
@@ -110,7 +118,7 @@ def test_the_note_of_a_mismatch_ends_with_it(run: ObjectStore) -> None:
     lifetime = lifetime_of(run, "trainer")
     notes: list[str] = []
     BEFORE_STEP[77] = lambda batch: notes.append(lifetime.heartbeat.last.note)
-    train(lifetime, POLICY, limited(warn=0.15), 3, 77, batch_size=1)
+    train(lifetime, POLICY, limited(warn=0.15), 3, 77, batch_size=1, max_tokens=512)
     assert [note[:25] for note in notes] == [
         "starts from version 0",
         "step 1 of solver: sampler",
@@ -120,7 +128,9 @@ def test_the_note_of_a_mismatch_ends_with_it(run: ObjectStore) -> None:
 
 def test_a_step_without_measured_tokens_has_no_limit(run: ObjectStore) -> None:
     add_batches(run, 1)
-    train(lifetime_of(run, "trainer"), POLICY, limited(stop=1e-9), 1, 0, batch_size=1)
+    train(
+        lifetime_of(run, "trainer"), POLICY, limited(stop=1e-9), 1, 0, batch_size=1, max_tokens=512
+    )
     assert published(run) == [0, 1]
 
 

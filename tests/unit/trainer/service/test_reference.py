@@ -84,7 +84,7 @@ def run(memory_store: ObjectStore) -> ObjectStore:
 
 
 def trained(run: ObjectStore, steps: int, settings: TrainConfig) -> None:
-    train(lifetime_of(run, "trainer"), POLICY, settings, steps, 0, batch_size=1)
+    train(lifetime_of(run, "trainer"), POLICY, settings, steps, 0, batch_size=1, max_tokens=512)
 
 
 def test_the_engine_has_the_reference_before_its_first_step_and_again_when_it_resumes(

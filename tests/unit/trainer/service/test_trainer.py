@@ -179,7 +179,7 @@ def trained(
     batch_size: int = 1,
 ) -> HeartbeatWriter:
     lifetime = lifetime_of(run, "trainer", stop)
-    train(lifetime, POLICY, config, steps, seed, batch_size=batch_size)
+    train(lifetime, POLICY, config, steps, seed, batch_size=batch_size, max_tokens=512)
     return lifetime.heartbeat
 
 
@@ -348,14 +348,24 @@ def test_a_trainer_without_its_gpu_trains_nothing_and_can_be_stopped(
 
     lifetime = ScriptedLifetime(run, "trainer", on_wait)
     with busy_gpu(tmp_path):
-        train(lifetime, POLICY, CONFIG.model_copy(update={"device": "cuda"}), 1, 0, batch_size=1)
+        train(
+            lifetime,
+            POLICY,
+            CONFIG.model_copy(update={"device": "cuda"}),
+            1,
+            0,
+            batch_size=1,
+            max_tokens=512,
+        )
     assert published(run) == [0]
 
 
 def test_a_trainer_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> None:
     lifetime = lifetime_of(memory_store, "trainer")
     trainer = threading.Thread(
-        target=train, args=(lifetime, POLICY, CONFIG, 2, 0), kwargs={"batch_size": 1}
+        target=train,
+        args=(lifetime, POLICY, CONFIG, 2, 0),
+        kwargs={"batch_size": 1, "max_tokens": 512},
     )
     trainer.start()
     while lifetime.heartbeat.last.state != "waiting":
@@ -400,7 +410,7 @@ def test_a_trainer_names_the_lost_batch_that_it_waits_for(
     notes: dict[int, str] = {}
     BEFORE_STEP[15] = lambda given: notes.update({given.step: lifetime.heartbeat.last.note})
     lifetime = ScriptedLifetime(run, "trainer", put_back)
-    train(lifetime, POLICY, CONFIG, 3, 15, batch_size=1)
+    train(lifetime, POLICY, CONFIG, 3, 15, batch_size=1, max_tokens=512)
     lost = f"batches/solver/00000003.arrow is lost, {why}: put a good copy back"
     assert waited == [
         ("waiting", "batch", "starts from version 0"),
@@ -441,7 +451,7 @@ def test_a_waiting_trainer_looks_for_a_lost_batch_at_intervals(
 
     counted = replace(run, backend=backend)  # type: ignore[arg-type]  # delegates the rest
     lifetime = ScriptedLifetime(counted, "trainer", a_quarter_of_the_interval)
-    train(lifetime, POLICY, CONFIG, 1, 0, batch_size=1)
+    train(lifetime, POLICY, CONFIG, 1, 0, batch_size=1, max_tokens=512)
     few = ["read 0001"] * 4
     assert backend.calls == [*few, "read 0001", "exists 0002", *few, "exists 0002", "read 0001"]
 
@@ -455,7 +465,7 @@ def test_a_trainer_waits_silently_for_a_batch_that_was_not_made_yet(run: ObjectS
         add_batches(run, 2)
 
     lifetime = ScriptedLifetime(run, "trainer", make_batch)
-    train(lifetime, POLICY, CONFIG, 2, 0, batch_size=1)
+    train(lifetime, POLICY, CONFIG, 2, 0, batch_size=1, max_tokens=512)
     assert waited == [("batch", "starts from version 0")]
     assert published(run) == [0, 1, 2]
 
@@ -804,7 +814,7 @@ def test_a_trainer_reads_the_runs_end_once_per_interval(run: ObjectStore) -> Non
     lifetime = Lifetime(
         run, heartbeat_writer_of(run, "trainer"), threading.Event(), clock=lambda: 0.0
     )
-    train(lifetime, POLICY, CONFIG, steps=2, seed=10, batch_size=1)
+    train(lifetime, POLICY, CONFIG, steps=2, seed=10, batch_size=1, max_tokens=512)
     assert published(run) == [
         0,
         1,
@@ -832,6 +842,20 @@ def test_a_batch_with_another_number_of_rows_is_not_trained_on(
     )
     with pytest.raises(CorruptError, match=why):
         trained(run, steps=2, batch_size=2)
+    assert published(run) == [0, 1]
+
+
+def test_a_row_longer_than_the_rollout_engines_contexts_is_not_trained_on(run: ObjectStore) -> None:
+    for step, length in enumerate((512, 513), start=1):
+        batches.create(
+            run, batch(row(prompt=(1,), answer=[2] * (length - 1)), policy=POLICY, step=step)
+        )
+    why = (
+        r"batches/solver/00000002\.arrow is damaged \(it has a row of 513 tokens, and "
+        r"rollout\.engine\.max_tokens is 512\)"
+    )
+    with pytest.raises(CorruptError, match=why):
+        trained(run, steps=2)
     assert published(run) == [0, 1]
 
 
