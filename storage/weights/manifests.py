@@ -79,6 +79,8 @@ def parse_manifest(body: bytes, policy: str, version: int) -> Manifest:
             raise CorruptError(f"{key} lists the tensor {quoted(name)} with more than 2^63 bytes")
     _check_bases(manifest, key)
     _check_origin(manifest, key)
+    if manifest.kind == "anchor" and not manifest.shared:
+        _check_whole_tensors(manifest, key)
     if manifest.adapter and (reason := adapters.fault(manifest.adapter, manifest.tensors)):
         raise CorruptError(f"{key} names an adapter of rank {manifest.adapter.rank}, but {reason}")
     return manifest
@@ -112,6 +114,28 @@ def _check_origin(manifest: Manifest, key: str) -> None:
         raise CorruptError(f"{key} shares the tensors of an origin whose digest is not its own")
     if not manifest.shared and not all(info.file for info in manifest.tensors.values()):
         raise CorruptError(f"{key} shares some tensors of its origin; it has to share all or none")
+
+
+def _check_whole_tensors(manifest: Manifest, key: str) -> None:
+    """Raise CorruptError unless an anchor's files can contain all its tensors, each as a whole."""
+    if not manifest.tensors:
+        raise CorruptError(f"{key} is an anchor without tensors")
+    free_bytes = {file.name: file.num_bytes for file in manifest.files}
+    stored: dict[tuple[str, str], tuple[object, ...]] = {}
+    for name, info in manifest.tensors.items():
+        if info.source or info.file not in free_bytes:
+            raise CorruptError(
+                f"{key} is an anchor, but lists the tensor {quoted(name)} as a change, or in none "
+                "of its files"
+            )
+        entry, form = (info.file, info.entry or name), (info.dtype, info.shape, info.digest)
+        if entry not in stored:
+            free_bytes[info.file] -= num_bytes(info)
+        if free_bytes[info.file] < 0 or stored.setdefault(entry, form) != form:
+            raise CorruptError(
+                f"{key} is an anchor, but lists the tensor {quoted(name)} in a file that is too "
+                "small, or as the same entry as another tensor"
+            )
 
 
 def exists(run: ObjectStore, policy: str, version: int) -> bool:

@@ -1,4 +1,5 @@
 import gc
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention, Retired
 from tests.support.runs import builders
 from tests.support.stores.killed_store import Killed, killed_at
+from tests.support.stores.stranger import sealed
 
 DAY_S = 86400.0
 VERSIONS = 30
@@ -531,6 +533,21 @@ def test_only_anchors_whose_older_versions_are_deleted_are_read(memory_store: Ob
     planned = retention.plan(run, "solver", seven, 1e12)  # 4 to 7 are kept without anchor 8
     assert [planned.kept[version] for version in (1, 6, 7)] == [FOUR, "leads to version 7", "named"]
     assert planned.retired == {}
+
+
+def test_a_delta_that_is_listed_as_an_anchor_loses_no_base(memory_store: ObjectStore) -> None:
+    run = anchored(memory_store)
+    key = layout.manifest(layout.weights("solver", 10))
+    delta = json.loads(run.get(key))
+    step = {"base": 9, "tensors": delta["tensors"], "files": delta["files"]}
+    infos = {
+        name: {**info, "file": "", "entry": "", "source": ""}
+        for name, info in delta["tensors"].items()
+    }
+    anchor = {"kind": "anchor", "base": None, "tensors": infos, "files": (), "step": step}
+    run.put(key, sealed({**delta, **anchor}))
+    with pytest.raises(CorruptError, match=r"00000010/manifest\.json is an anchor, but lists"):
+        retention.plan(run, "solver", TWO, 1e12)
 
 
 class Bucket(MemoryObjects, S3Objects):
