@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from storage import layout
 from storage.errors import CorruptError, NotFoundError
-from storage.formats import adapters
+from storage.formats import adapters, tensor_set
 from storage.formats.json_objects import unseal
 from storage.formats.safetensors import METADATA, num_bytes, weights_digest
-from storage.formats.tensor_set import Contents, check_files
+from storage.formats.tensor_set import Contents
 from storage.plain_names import quoted
 from storage.records.weights import HostTensor, Manifest, MergedDelta
 from storage.run import runs
@@ -308,9 +308,9 @@ def with_bases(
     """Return `kept`, version → why it is kept, with the versions that these are read from.
 
     These are the versions down to an anchor. One that has lost a file ends no chain: it is read by
-    its delta, from the versions down to the anchor before. The same holds for one with a wrong
-    digest, with `verify`: each anchor is read whose older versions are not kept. Anchors on S3 are
-    not read, because it verifies the bytes that it stores.
+    its delta, from the versions down to the anchor before. The same holds for one whose files or
+    tensors have wrong digests, with `verify`: each anchor is read whose older versions are not
+    kept. Anchors on S3 are not read, because it verifies the bytes that it stores.
 
     Args:
         chain: manifests of all versions, from 0 on. Their tensors are not used.
@@ -362,11 +362,14 @@ def _down_to_anchors(
 
 
 def _is_undamaged(run: ObjectStore, manifest: Manifest) -> bool:
+    """Read all files of an anchor, and compare its tensors, which `manifest` lacks."""
     try:
-        check_files(run.sub(_folder(manifest)), manifest.files)
+        anchor = read_manifest(run, manifest.policy, manifest.version)
+        entries = {info.entry or name: info for name, info in anchor.tensors.items()}
+        tensor_set.check(run.sub(_folder(anchor)), Contents(entries, anchor.files))
     except CorruptError as error:
         log.warning(
-            "%s; version %d of %s needs the versions before it until the file is put back",
+            "%s; version %d of %s needs the versions before it until a good copy is put back",
             error,
             manifest.version,
             manifest.policy,
