@@ -9,7 +9,7 @@ own modules.
 
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -149,15 +149,8 @@ def commit(folder: ObjectStore, contents: Contents, manifest: object) -> None:
 
 def read_tensors(folder: ObjectStore, contents: Contents) -> dict[str, HostTensor]:
     """Read all tensors; the digests of files and of tensors are verified, else CorruptError."""
-    infos_of: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
-    for name, info in contents.tensors.items():
-        infos_of[info.file][name] = info
+    infos_of = _infos_by_file(folder, contents)
     files = {info.name: info for info in contents.files}
-    if missing := infos_of.keys() - files.keys():
-        raise CorruptError(
-            f"{folder.url}/manifest.json does not list its tensor files "
-            f"{', '.join(sorted(missing))}"
-        )
 
     def fetch(name: str) -> dict[str, HostTensor]:
         return read_twice(lambda: _checked_tensors(folder, files[name], infos_of[name]))
@@ -233,20 +226,41 @@ def read_file(folder: ObjectStore, info: FileInfo) -> bytes:
     return body
 
 
-def check_files(folder: ObjectStore, files: Sequence[FileInfo]) -> None:
-    """Read every file; CorruptError for one that is missing or differs from the manifest."""
+def check(folder: ObjectStore, contents: Contents) -> None:
+    """Read every file, a few at a time; CorruptError for a file or a tensor that is missing or
+    differs from the manifest.
+    """
+    infos_of = _infos_by_file(folder, contents)
 
-    def check(info: FileInfo) -> None:
-        read_twice(lambda: read_file(folder, info))
+    def check_file(info: FileInfo) -> None:
+        if info.name in infos_of:
+            _checked_tensors(folder, info, infos_of[info.name])
+        else:
+            read_file(folder, info)
 
     with ordered_map(
-        check,
-        files,
+        lambda info: read_twice(lambda: check_file(info)),
+        contents.files,
         threads=TRANSFERS_MAX,
         budget=MEMORY_BYTES,
         cost=lambda info: info.num_bytes,
     ) as checked:
         deque(checked, maxlen=0)
+
+
+def _infos_by_file(
+    folder: ObjectStore, contents: Contents
+) -> Mapping[str, Mapping[str, TensorInfo]]:
+    """Return the tensors of each file, by name; CorruptError for a file that is not listed."""
+    infos_of: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
+    for name, info in contents.tensors.items():
+        infos_of[info.file][name] = info
+    if missing := infos_of.keys() - {info.name for info in contents.files}:
+        raise CorruptError(
+            f"{folder.url}/manifest.json does not list its tensor files "
+            f"{', '.join(sorted(missing))}"
+        )
+    return infos_of
 
 
 def _checked_tensors(

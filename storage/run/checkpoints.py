@@ -244,13 +244,15 @@ def check_complete(run: ObjectStore, policy: str, step: int) -> None:
 
 
 def check_undamaged(run: ObjectStore, policy: str, step: int) -> None:
-    """Read every file of the checkpoint of a step, a few at a time, and compare it with its digest.
+    """Read every file of the checkpoint of a step, a few at a time, and compare what it contains
+    with the digests.
 
     Raises NotFoundError when the step has no checkpoint, CorruptError for a damaged one.
     """
     manifest = read_manifest(run, policy, step)
     try:
-        tensor_set.check_files(run.sub(layout.checkpoint(policy, step)), manifest.files)
+        contents = Contents(manifest.tensors, manifest.files)
+        tensor_set.check(run.sub(layout.checkpoint(policy, step)), contents)
     except CorruptError:
         if read_manifest(run, policy, step) == manifest:
             raise

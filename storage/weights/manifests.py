@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from storage import layout
 from storage.errors import CorruptError, NotFoundError
-from storage.formats import adapters
+from storage.formats import adapters, tensor_set
 from storage.formats.json_objects import unseal
 from storage.formats.safetensors import METADATA, num_bytes, weights_digest
-from storage.formats.tensor_set import Contents, check_files
+from storage.formats.tensor_set import Contents
 from storage.plain_names import quoted
 from storage.records.weights import HostTensor, Manifest, MergedDelta
 from storage.run import runs
@@ -79,6 +79,8 @@ def parse_manifest(body: bytes, policy: str, version: int) -> Manifest:
             raise CorruptError(f"{key} lists the tensor {quoted(name)} with more than 2^63 bytes")
     _check_bases(manifest, key)
     _check_origin(manifest, key)
+    if manifest.kind == "anchor" and not manifest.shared:
+        _check_whole_tensors(manifest, key)
     if manifest.adapter and (reason := adapters.fault(manifest.adapter, manifest.tensors)):
         raise CorruptError(f"{key} names an adapter of rank {manifest.adapter.rank}, but {reason}")
     return manifest
@@ -112,6 +114,28 @@ def _check_origin(manifest: Manifest, key: str) -> None:
         raise CorruptError(f"{key} shares the tensors of an origin whose digest is not its own")
     if not manifest.shared and not all(info.file for info in manifest.tensors.values()):
         raise CorruptError(f"{key} shares some tensors of its origin; it has to share all or none")
+
+
+def _check_whole_tensors(manifest: Manifest, key: str) -> None:
+    """Raise CorruptError unless an anchor's files can contain all its tensors, each as a whole."""
+    if not manifest.tensors:
+        raise CorruptError(f"{key} is an anchor without tensors")
+    free_bytes = {file.name: file.num_bytes for file in manifest.files}
+    stored: dict[tuple[str, str], tuple[object, ...]] = {}
+    for name, info in manifest.tensors.items():
+        if info.source or info.file not in free_bytes:
+            raise CorruptError(
+                f"{key} is an anchor, but lists the tensor {quoted(name)} as a change, or in none "
+                "of its files"
+            )
+        entry, form = (info.file, info.entry or name), (info.dtype, info.shape, info.digest)
+        if entry not in stored:
+            free_bytes[info.file] -= num_bytes(info)
+        if free_bytes[info.file] < 0 or stored.setdefault(entry, form) != form:
+            raise CorruptError(
+                f"{key} is an anchor, but lists the tensor {quoted(name)} in a file that is too "
+                "small, or as the same entry as another tensor"
+            )
 
 
 def exists(run: ObjectStore, policy: str, version: int) -> bool:
@@ -284,9 +308,9 @@ def with_bases(
     """Return `kept`, version → why it is kept, with the versions that these are read from.
 
     These are the versions down to an anchor. One that has lost a file ends no chain: it is read by
-    its delta, from the versions down to the anchor before. The same holds for one with a wrong
-    digest, with `verify`: each anchor is read whose older versions are not kept. Anchors on S3 are
-    not read, because it verifies the bytes that it stores.
+    its delta, from the versions down to the anchor before. The same holds for one whose files or
+    tensors have wrong digests, with `verify`: each anchor is read whose older versions are not
+    kept. Anchors on S3 are not read, because it verifies the bytes that it stores.
 
     Args:
         chain: manifests of all versions, from 0 on. Their tensors are not used.
@@ -338,11 +362,14 @@ def _down_to_anchors(
 
 
 def _is_undamaged(run: ObjectStore, manifest: Manifest) -> bool:
+    """Read all files of an anchor, and compare its tensors, which `manifest` lacks."""
     try:
-        check_files(run.sub(_folder(manifest)), manifest.files)
+        anchor = read_manifest(run, manifest.policy, manifest.version)
+        entries = {info.entry or name: info for name, info in anchor.tensors.items()}
+        tensor_set.check(run.sub(_folder(anchor)), Contents(entries, anchor.files))
     except CorruptError as error:
         log.warning(
-            "%s; version %d of %s needs the versions before it until the file is put back",
+            "%s; version %d of %s needs the versions before it until a good copy is put back",
             error,
             manifest.version,
             manifest.policy,

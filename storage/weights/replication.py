@@ -13,7 +13,7 @@ mirror.
 import logging
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from storage.records.progress import MirrorProgress
 from storage.records.weights import FileInfo, Manifest, Origin
 from storage.run import runs
 from storage.run.runs import read_stop
-from storage.store.object_store import ObjectStore, open_store
+from storage.store.object_store import ObjectStore, open_store, read_twice
 from storage.store.ordered_map import ordered_map
 from storage.weights import manifests
 from storage.weights.compaction import BackgroundMerger
@@ -74,8 +74,8 @@ def replicate(
 ) -> None:
     """Copy every version as it appears, until the service must stop or the mirror is complete.
 
-    Calls on a store that does not answer are retried; so are copies of damaged objects, which are
-    reported. Merged deltas are made in the mirror.
+    Calls on a store that does not answer are retried; so is the copy of a newest version that is
+    damaged at home, which is reported. Merged deltas are made in the mirror.
 
     Args:
         lifetime: its store is home; it is over for `early_stop_reason`.
@@ -112,7 +112,7 @@ def replicate(
                 copied_bytes[copy.policy] += num_bytes
                 heartbeat.update(
                     state=ServiceState.WORKING,
-                    note="",
+                    note=copy.note,
                     progress=MirrorProgress(mirrored_bytes=dict(copied_bytes)),
                     versions={copy.policy: copy.newest},
                 )
@@ -126,7 +126,8 @@ def replicate(
                 copy.newest >= last and not copy.pending for copy in copies
             ):
                 return
-            failures = failures + 1 if failed else 0
+            # A copy ends the backoff, so that a policy that fails delays the others for less time.
+            failures = failures + 1 if failed and not copied else 0
             pause_s = 0.0 if copied else max(POLL_INTERVAL_S, backoff_s(failures))
 
 
@@ -142,6 +143,8 @@ class _PolicyCopy:
         self._home, self._mirror, self.policy = home, mirror, policy
         self.newest = -1
         """The newest version that the mirror shows; −1 before it was read."""
+        self.note = ""
+        """Why the data of version `newest` was not copied; empty where it was."""
         self.pending: deque[tuple[int, FileInfo]] = deque()
         """Versions, and files with whole tensors of anchors that the mirror shows."""
 
@@ -167,10 +170,26 @@ class _PolicyCopy:
         return num_bytes
 
     def _copy_version(self, version: int) -> int | None:
-        copied = copy_version(self._home, self._mirror, self.policy, version)
+        """Copy a version; of one that is damaged at home, only its manifest, once there is a later
+        version: readers, which read manifests from home, get the same error with and without a
+        mirror.
+        """
+        note = ""
+        try:
+            copied = copy_version(self._home, self._mirror, self.policy, version)
+        except (CorruptError, NotFoundError) as error:
+            if version == 0 or not manifests.exists(self._home, self.policy, version + 1):
+                raise
+            note = f"version {version} of {self.policy} is mirrored without its data: {error}"
+            log.warning("%s", note)
+            body = b""
+            with suppress(CorruptError):  # raised for a link or a folder in its place
+                body = self._home.get(layout.manifest(layout.weights(self.policy, version)))
+            _show(self._mirror, self.policy, version, body)
+            copied = CopiedVersion(len(body), ())
         if copied is None:
             return None
-        self.newest = version
+        self.newest, self.note = version, note
         self.pending += ((version, file) for file in copied.pending)
         return copied.num_bytes
 
@@ -212,21 +231,30 @@ def copy_version(
     unverified: their readers verify them.
     """
     key = layout.manifest(layout.weights(policy, version))
-    try:
+
+    def read() -> tuple[bytes, Manifest]:
         body = home.get(key)
+        return body, manifests.parse_manifest(body, policy, version)
+
+    try:
+        body, manifest = read_twice(read)
     except NotFoundError:
         return None
-    manifest = manifests.parse_manifest(body, policy, version)
     num_bytes = copy_files(
         home, mirror, policy, version, manifest.step.files if manifest.step else manifest.files
     )
     if (origin := manifest.shared) is not None:
         num_bytes += _copy_origin(home, mirror, origin)
+    _show(mirror, policy, version, body)
+    return CopiedVersion(num_bytes + len(body), _whole_tensor_files(manifest))
+
+
+def _show(mirror: ObjectStore, policy: str, version: int, body: bytes) -> None:
+    """Store a version's manifest in the mirror."""
     try:
-        mirror.create(key, body)
+        mirror.create(layout.manifest(layout.weights(policy, version)), body)
     except ConflictError:
         log.info("another service mirrored version %d of %s first", version, policy)
-    return CopiedVersion(num_bytes + len(body), _whole_tensor_files(manifest))
 
 
 def _copy_origin(home: ObjectStore, mirror: ObjectStore, origin: Origin) -> int:

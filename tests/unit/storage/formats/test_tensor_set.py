@@ -1,5 +1,5 @@
 from collections import UserDict
-from collections.abc import ItemsView
+from collections.abc import Callable, ItemsView
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 
 from storage.errors import ConfigError, CorruptError
 from storage.formats import tensor_set
-from storage.formats.tensor_set import Contents, read_extra_files, read_tensors, write
+from storage.formats.tensor_set import Contents, check, read_extra_files, read_tensors, write
 from storage.records.weights import HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore
 from tests.support.runs import builders
@@ -83,6 +83,9 @@ def test_every_single_flipped_bit_of_a_tensor_file_is_detected(memory_store: Obj
             read_tensors(memory_store, contents)
 
 
+READS = pytest.mark.parametrize("read", [read_tensors, check])
+
+
 def test_a_changed_file_is_detected(memory_store: ObjectStore) -> None:
     contents = stored(memory_store)
     memory_store.put(f"{ID}.config.json", b"[]")
@@ -90,13 +93,16 @@ def test_a_changed_file_is_detected(memory_store: ObjectStore) -> None:
         read_extra_files(memory_store, contents)
 
 
-def test_a_missing_file_is_corrupt_and_named(memory_store: ObjectStore) -> None:
+@READS
+def test_a_missing_file_is_corrupt_and_named(
+    memory_store: ObjectStore, read: Callable[[ObjectStore, Contents], object]
+) -> None:
     contents = stored(memory_store)
     memory_store.delete(f"{ID}.model-00000.safetensors")
     with pytest.raises(
         CorruptError, match=r"model-00000\.safetensors is missing, though its manifest lists it"
     ):
-        read_tensors(memory_store, contents)
+        read(memory_store, contents)
 
 
 def test_a_file_that_was_replaced_by_another_valid_one_is_detected(
@@ -109,8 +115,9 @@ def test_a_file_that_was_replaced_by_another_valid_one_is_detected(
         read_tensors(memory_store, contents)
 
 
+@READS
 def test_a_wrong_tensor_digest_is_detected_even_with_a_correct_file_digest(
-    memory_store: ObjectStore,
+    memory_store: ObjectStore, read: Callable[[ObjectStore, Contents], object]
 ) -> None:
     contents = stored(memory_store)
     other = write(memory_store, builders.tensors(2), {}, "f" * 32)
@@ -119,7 +126,7 @@ def test_a_wrong_tensor_digest_is_detected_even_with_a_correct_file_digest(
     with pytest.raises(
         CorruptError, match=r"the tensor model\.scale in .* is not the one its manifest lists"
     ):
-        read_tensors(memory_store, Contents(swapped, contents.files))
+        read(memory_store, Contents(swapped, contents.files))
 
 
 def test_a_file_that_arrives_damaged_once_is_fetched_again(memory_store: ObjectStore) -> None:

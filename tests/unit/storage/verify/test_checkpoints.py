@@ -1,5 +1,6 @@
 """The checkpoint that a trainer would resume from is read; of older ones every file exists."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
 from tasks.recipes.run_terms import run_terms
 from tests.support.runs.builders import tensors
+from tests.support.stores.stranger import sealed
 
 CONFIG = {"steps": 0, "policies": {"solver": {"batch_size": 4}}, "data": {"max_staleness": 8}}
 
@@ -58,6 +60,14 @@ def test_a_changed_byte_of_the_newest_checkpoint_is_listed(run: ObjectStore) -> 
 def test_a_truncated_file_of_the_newest_checkpoint_is_listed(run: ObjectStore) -> None:
     run.put(data_file(run, 6), run.get(data_file(run, 6))[:-1])
     assert damaged(run) == [layout.manifest(layout.checkpoint("solver", 6))]
+
+
+def test_a_tensor_that_is_not_the_one_listed_is_reported(run: ObjectStore) -> None:
+    key = layout.manifest(layout.checkpoint("solver", 6))
+    manifest = json.loads(run.get(key))
+    manifest["tensors"]["model.scale"]["digest"] = "xxh3_128:" + "0" * 32
+    run.put(key, sealed(manifest))
+    assert damaged(run) == [key]
 
 
 def test_the_checkpoint_before_a_damaged_one_is_read_too(run: ObjectStore) -> None:

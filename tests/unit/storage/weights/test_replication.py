@@ -1,5 +1,6 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -376,6 +377,93 @@ def test_a_version_without_a_manifest_at_home_is_skipped(
     ]
     assert lifetime.heartbeat.last.versions == {"solver": 5}
     assert caplog.messages.count("version 3 of solver is missing and is not mirrored") == 1
+
+
+def lose_manifest(home: ObjectStore, version: int) -> str:
+    key = layout.manifest(layout.weights("solver", version))
+    home.put(key, b"{}")
+    return key
+
+
+def lose_data(home: ObjectStore, version: int) -> str:
+    folder = layout.weights("solver", version)
+    (key,) = (key for key in home.list(folder) if key.endswith(".safetensors"))
+    home.delete(key)
+    return key
+
+
+@pytest.mark.parametrize("lose", [lose_manifest, lose_data])
+@pytest.mark.parametrize("damaged", [[3], [2, 3, 4]])
+def test_versions_that_are_damaged_at_home_do_not_block_later_ones(
+    world: World, damaged: list[int], lose: Callable[[ObjectStore, int], str]
+) -> None:
+    world.publish(5)
+    publish_more(world.home, range(5, 7), anchors=range(5, 6))
+    keys = [lose(world.home, version) for version in damaged]
+    notes: list[str] = []
+    lifetime = ScriptedLifetime(
+        world.home, "mirror", lambda seconds: notes.append(lifetime.heartbeat.last.note)
+    )
+    replication.replicate(lifetime, world.mirror, ["solver"], last=6)
+    found = [note for note in notes if note]
+    assert len(found) == len(damaged)
+    for note, version, key in zip(found, damaged, keys, strict=True):
+        assert note.startswith(f"version {version} of solver is mirrored without its data: ")
+        assert key in note
+    assert max(lifetime.waits_s) <= replication.POLL_INTERVAL_S
+    assert lifetime.heartbeat.last.note == ""
+    store, at_home, _ = world.near()
+    assert manifests.latest(store, "solver") == 6
+    assert weights_digest(reader.fetch(store, "solver", 6)) == weights_digest(model(6))
+    assert at_home.weights()["solver"] < model(6)["w"].bits.nbytes  # manifests only
+
+
+def test_a_folder_in_the_place_of_a_manifest_does_not_block_later_versions(
+    world: World, tmp_path: Path
+) -> None:
+    local = World(open_store(str(tmp_path)).sub("runs/one"), world.mirror)
+    local.publish(4)
+    manifest = tmp_path / "runs/one" / layout.manifest(layout.weights("solver", 2))
+    manifest.unlink()
+    manifest.mkdir()
+    kept(local, no_stop, last=3)
+    assert manifests.latest(world.mirror, "solver") == 3
+
+
+def test_a_damaged_newest_version_is_copied_after_it_was_put_back(world: World) -> None:
+    world.publish(3)
+    key = layout.manifest(layout.weights("solver", 2))
+    body = world.home.get(key)
+    world.home.put(key, b"{}")
+
+    def put_back(seconds: float) -> None:
+        if lifetime.heartbeat.last.note.startswith(f"solver is not mirrored: {key} "):
+            world.home.put(key, body)
+
+    lifetime = ScriptedLifetime(world.home, "mirror", put_back)
+    replication.replicate(lifetime, world.mirror, ["solver"], last=2)
+    assert weights_keys(world.mirror) == weights_keys(world.home)
+
+
+def test_a_failing_policy_delays_the_others_for_the_first_pauses_only(world: World) -> None:
+    world.publish(2)
+    lose_manifest(world.home, 1)
+    for version in range(3):
+        publisher.publish(world.home, "verifier", version, model(version))
+    held = [world.home.get(layout.manifest(layout.weights("verifier", n))) for n in (1, 2)]
+    for number in (1, 2):
+        world.home.delete(layout.manifest(layout.weights("verifier", number)))
+
+    def on_wait(seconds: float) -> bool:
+        if seconds == 4.0 and held:
+            number = 3 - len(held)
+            world.home.put(layout.manifest(layout.weights("verifier", number)), held.pop(0))
+        return len(lifetime.waits_s) == 15
+
+    lifetime = ScriptedLifetime(world.home, "mirror", on_wait)
+    replication.replicate(lifetime, world.mirror, ["solver", "verifier"])
+    assert manifests.latest(world.mirror, "verifier") == 2
+    assert lifetime.waits_s[2:] == [*[0.5, 1.0, 2.0, 4.0, 0.0] * 2, 0.5, 1.0, 2.0]
 
 
 def test_a_version_that_cannot_be_mirrored_is_not_fetched_repeatedly(world: World) -> None:

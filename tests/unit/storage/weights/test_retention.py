@@ -1,7 +1,9 @@
 import gc
+import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention, Retired
 from tests.support.runs import builders
 from tests.support.stores.killed_store import Killed, killed_at
+from tests.support.stores.stranger import sealed
 
 DAY_S = 86400.0
 VERSIONS = 30
@@ -531,6 +534,45 @@ def test_only_anchors_whose_older_versions_are_deleted_are_read(memory_store: Ob
     planned = retention.plan(run, "solver", seven, 1e12)  # 4 to 7 are kept without anchor 8
     assert [planned.kept[version] for version in (1, 6, 7)] == [FOUR, "leads to version 7", "named"]
     assert planned.retired == {}
+
+
+def rewrite(run: ObjectStore, version: int, **fields: object) -> None:
+    """Replace fields of a manifest."""
+    key = layout.manifest(layout.weights("solver", version))
+    run.put(key, sealed({**json.loads(run.get(key)), **fields}))
+
+
+@pytest.mark.parametrize("fields", [{"entry": "x"}, {"digest": "xxh3_128:" + "0" * 32}])
+def test_an_anchor_whose_files_have_other_tensors_than_listed_keeps_the_versions_before(
+    memory_store: ObjectStore, fields: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = anchored(memory_store)
+    key = layout.manifest(layout.weights("solver", 8))
+    body = run.get(key)
+    info = manifests.read_manifest(run, "solver", 8).tensors["w"]
+    infos = {"w": replace(info, **fields)}
+    listed = {name: asdict(info) for name, info in infos.items()}
+    rewrite(run, 8, tensors=listed, digest=weights_digest(infos))
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    assert [planned.kept[version] for version in (4, 5, 6, 7)] == [EIGHT] * 4
+    assert "version 8 of solver needs the versions before it until" in caplog.text
+    retention.retire(run, planned)
+    run.delete(anchor_file(run, 8))
+    run.put(key, body)
+    assert [told_of(run, version) for version in (0, *range(4, 12))] == ["readable"] * 9
+
+
+def test_a_delta_that_is_listed_as_an_anchor_loses_no_base(memory_store: ObjectStore) -> None:
+    run = anchored(memory_store)
+    delta = json.loads(run.get(layout.manifest(layout.weights("solver", 10))))
+    step = {"base": 9, "tensors": delta["tensors"], "files": delta["files"]}
+    infos = {
+        name: {**info, "file": "", "entry": "", "source": ""}
+        for name, info in delta["tensors"].items()
+    }
+    rewrite(run, 10, kind="anchor", base=None, tensors=infos, files=(), step=step)
+    with pytest.raises(CorruptError, match=r"00000010/manifest\.json is an anchor, but lists"):
+        retention.plan(run, "solver", TWO, 1e12)
 
 
 class Bucket(MemoryObjects, S3Objects):

@@ -1,6 +1,6 @@
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -277,6 +277,43 @@ def test_a_first_version_with_a_step_is_corrupt(memory_store: ObjectStore) -> No
     changed(memory_store, step={"base": -1, **STEP})
     with pytest.raises(CorruptError, match="has a step from version -1; only an anchor has one"):
         manifests.read_manifest(memory_store, "solver", 0)
+
+
+W = "model.weight"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({W: {"file": ""}}, "lists the tensor 'model.weight' as a change, or in none of its files"),
+        ({W: {"file": f"{'0' * 32}.model-00000.safetensors"}}, "or in none of its files"),
+        ({W: {"source": W}}, "lists the tensor 'model.weight' as a change"),
+        ({W: {"entry": "model.scale"}}, "as the same entry as another tensor"),
+        ({W: {"dtype": "F64", "shape": [1000]}}, "in a file that is too small"),
+        ({}, "is an anchor without tensors"),
+    ],
+)
+def test_an_anchor_that_cannot_have_its_tensors_is_corrupt(
+    memory_store: ObjectStore, fields: dict[str, Any], message: str
+) -> None:
+    manifest = publisher.publish(memory_store, "solver", 0, builders.tensors())
+    infos: dict[str, Any] = {
+        name: {**asdict(info), **fields.get(name, {})}
+        for name, info in (manifest.tensors if fields else {}).items()
+    }
+    digest = weights_digest({name: TensorInfo(**info) for name, info in infos.items()})
+    changed(memory_store, tensors=infos, digest=digest)
+    with pytest.raises(CorruptError, match=message):
+        manifests.read_manifest(memory_store, "solver", 0)
+
+
+def test_tied_tensors_of_an_anchor_may_share_an_entry(memory_store: ObjectStore) -> None:
+    manifest = publisher.publish(memory_store, "solver", 0, builders.tensors())
+    infos = {**manifest.tensors, "tied": replace(manifest.tensors[W], entry=W)}
+    tensors = {name: asdict(info) for name, info in infos.items()}
+    changed(memory_store, tensors=tensors, digest=weights_digest(infos))
+    read = reader.fetch(memory_store, "solver", 0)
+    assert read["tied"].bits.tolist() == read[W].bits.tolist()
 
 
 def put_manifests(run: ObjectStore, versions: Iterable[int]) -> None:
