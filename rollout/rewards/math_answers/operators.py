@@ -177,13 +177,17 @@ def _functions_of(text: str) -> Iterator[str]:
     for match in APPLICATION.finditer(text):
         arguments.setdefault(match[1] or match[2], set()).add(_plain(match[3]))
     for name, found in arguments.items():
-        alone = APPLICATION.sub(
-            lambda match, name=name: match[3] if (match[1] or match[2]) == name else match[0], text
-        )
-        letters = LETTER.findall(alone)
+        letters = LETTER.findall(_without_applications(text, name))
         is_factor = len(found) < 2 or name in FACTORS or name in letters
         if not is_factor and all(map(_has_one_letter, found)):
             yield name
+
+
+def _without_applications(text: str, name: str) -> str:
+    """Return the text with only the arguments where a letter is applied to them."""
+    return APPLICATION.sub(
+        lambda match: match[3] if (match[1] or match[2]) == name else match[0], text
+    )
 
 
 def _has_one_letter(argument: str) -> bool:
