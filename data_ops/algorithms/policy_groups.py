@@ -18,20 +18,22 @@ from numpy.typing import NDArray
 
 from storage import layout
 from storage.records.batches import BatchRow, LedgerEntry, SequenceKey
-from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
+from storage.records.rollouts import (
+    LOGPROB_MAX,
+    LOGPROB_MIN,
+    NOT_SAMPLED,
+    Episode,
+    Group,
+    Prompt,
+    Sequence,
+    Shard,
+)
 
 FAILED_EPISODE = "failed_episode"
 NOT_FINITE = "not_finite"
 UNTRAINABLE = "untrainable"
 OUTSIDE_VOCABULARY = "outside_vocabulary"
 TOO_LONG = "too_long"
-LOGPROB_MAX = 0.01
-"""Rounding may make a log-probability a little larger than 0."""
-LOGPROB_MIN = -40.0
-"""No sampler draws a less likely token: those of a vocabulary of 2^18 have a probability of 1e-12
-together. A ratio of more than e^40 may overflow the norm of the gradient in float32, and a trainer
-then skips the whole optimizer step.
-"""
 
 
 class ModelLimits(NamedTuple):

@@ -5,7 +5,6 @@ anywhere in an exception: in groups, and among the exceptions from which it foll
 """
 
 import asyncio
-import traceback
 from collections.abc import Iterator
 from typing import Final
 
@@ -59,11 +58,14 @@ def failed_episode(error: BaseException, timeout_s: float | None = None) -> Epis
 
 
 def forget_variables(error: BaseException) -> None:
-    """Free the variables of the ended calls that `error`, and those it follows from, left: tokens
-    and texts, which cycles of references would keep until the next collection.
+    """Free the variables of the calls that `error`, and those it follows from, left: tokens and
+    texts, which cycles of references would keep until the next collection.
+
+    The calls' frames are not cleared: some may belong to a task that goes on, such as a workflow's
+    queue, which clearing would end.
     """
     for part in _chain(error):
-        traceback.clear_frames(part.__traceback__)
+        part.__traceback__ = None
 
 
 def broken_engine(error: BaseException) -> EngineFailedError | None:

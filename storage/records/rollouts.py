@@ -16,6 +16,13 @@ import numpy as np
 from storage.records.numbers import Count, UnixTime
 from storage.records.types import Bool, Float32, Int8, Int32, Json
 
+LOGPROB_MAX = 0.01
+"""Rounding may make a log-probability a little larger than 0."""
+LOGPROB_MIN = -40.0
+"""No sampler draws a less likely token: those of a vocabulary of 2^18 have a probability of 1e-12
+together. A ratio of more than e^40 may overflow the norm of the gradient in float32, and a trainer
+then skips the whole optimizer step.
+"""
 NOT_SAMPLED = -1
 """In `Sequence.owners` and `Sequence.versions`: a prompt, tool or environment token."""
 

@@ -12,14 +12,15 @@ from storage import layout
 from storage.errors import CorruptError, NotFoundError
 from storage.formats import adapters, tensor_set
 from storage.formats.json_objects import unseal
-from storage.formats.safetensors import METADATA, num_bytes, weights_digest
+from storage.formats.safetensors import METADATA, digest, num_bytes, weights_digest
 from storage.formats.tensor_set import Contents
 from storage.plain_names import quoted
-from storage.records.weights import HostTensor, Manifest, MergedDelta
+from storage.records.weights import FileInfo, HostTensor, Manifest, MergedDelta, TensorInfo
 from storage.run import runs
 from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 from storage.store.s3 import S3Objects
+from storage.weights import delta_store
 
 log = logging.getLogger(__name__)
 
@@ -362,11 +363,13 @@ def _down_to_anchors(
 
 
 def _is_undamaged(run: ObjectStore, manifest: Manifest) -> bool:
-    """Read all files of an anchor, and compare its tensors, which `manifest` lacks."""
+    """Read all files of an anchor as its readers do, one after another, and compare its tensors,
+    which `manifest` lacks.
+    """
     try:
         anchor = read_manifest(run, manifest.policy, manifest.version)
-        entries = {info.entry or name: info for name, info in anchor.tensors.items()}
-        tensor_set.check(run.sub(_folder(anchor)), Contents(entries, anchor.files))
+        for file in anchor.files:
+            _check_file(run.sub(_folder(anchor)), file, anchor.tensors)
     except CorruptError as error:
         log.warning(
             "%s; version %d of %s needs the versions before it until a good copy is put back",
@@ -376,6 +379,20 @@ def _is_undamaged(run: ObjectStore, manifest: Manifest) -> bool:
         )
         return False
     return True
+
+
+def _check_file(folder: ObjectStore, file: FileInfo, tensors: Mapping[str, TensorInfo]) -> None:
+    """Raise CorruptError unless a file is undamaged and has those of the tensors that name it."""
+    listed = {name: info for name, info in tensors.items() if info.file == file.name}
+    if not listed:
+        read_twice(lambda: tensor_set.read_file(folder, file))
+        return
+    entries = delta_store.fetch(folder, file)
+    for name, info in listed.items():
+        found = entries.get(info.entry or name)
+        expected = (info.dtype, info.shape, info.digest)
+        if found is None or (found.dtype, found.shape, digest(found)) != expected:
+            raise CorruptError(f"{folder.url}/{file.name} has another tensor {quoted(name)}")
 
 
 def _folder(manifest: Manifest) -> str:

@@ -178,7 +178,8 @@ class _PolicyCopy:
         try:
             copied = copy_version(self._home, self._mirror, self.policy, version)
         except (CorruptError, NotFoundError) as error:
-            if version == 0 or not manifests.exists(self._home, self.policy, version + 1):
+            later = (version + 1, version + 2)  # one of them may be lost
+            if not version or not any(manifests.exists(self._home, self.policy, v) for v in later):
                 raise
             note = f"version {version} of {self.policy} is mirrored without its data: {error}"
             log.warning("%s", note)

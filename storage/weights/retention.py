@@ -170,7 +170,9 @@ def plan(
     tagged = tags.holding(run)
     recorded = set(layout.numbers(keys, partial(layout.retired, policy)))
     wanted = _kept_versions(run, chain, retention, tagged, now_s)
-    kept = manifests.with_bases(run, chain, wanted, set(keys), recorded, verify=verify)
+    kept = manifests.with_bases(
+        run, chain, wanted, set(keys), _without_data(chain, recorded, set(keys)), verify=verify
+    )
     data = _data_keys(policy, keys)
     deleted = recorded - data.keys()
     # A version without data, whose delta changes nothing, is recorded too: its base is retired.
@@ -194,6 +196,23 @@ def plan(
         tags=tuple(tagged),
         returned=returned,
     )
+
+
+def _without_data(
+    chain: Sequence[Manifest], recorded: Collection[int], keys: Collection[str]
+) -> set[int]:
+    """Return the versions that are recorded as retired, without those whose data all exists: a gc
+    that was interrupted has deleted nothing of them.
+    """
+    return {
+        manifest.version
+        for manifest in chain
+        if manifest.version in recorded
+        and any(
+            f"{layout.weights(manifest.policy, manifest.version)}/{file.name}" not in keys
+            for file in manifest.files + (manifest.step.files if manifest.step else ())
+        )
+    }
 
 
 def retire(run: ObjectStore, planned: RetirementPlan) -> None:

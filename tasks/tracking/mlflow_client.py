@@ -37,6 +37,8 @@ PARAMS_MAX = 2000
 hundred, a run.json of a megabyte may have a hundred thousand.
 """
 PARAM_CHARACTERS_MAX = 6000
+_NOT_IN_PARAM = re.compile(r"[^\w. :-]")
+"""Characters that MLflow may refuse in the name of a parameter, with all parameters of the call."""
 RUN_TAG, POLICY_TAG, VERSION_TAG = "astraflow.run_id", "astraflow.policy", "astraflow.version"
 DIGEST_TAG, STORE_TAG = "astraflow.weights_digest", "astraflow.store"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -155,16 +157,17 @@ class Board:
             return value
 
     def log_params(self, who: str, params: Mapping[str, Any]) -> None:
-        """Log the first PARAMS_MAX parameters."""
+        """Log the first PARAMS_MAX parameters. In their names other characters become `_`."""
         from mlflow.entities import Param
 
         if len(params) > PARAMS_MAX:
             log.warning("MLflow gets the first %d of %d settings", PARAMS_MAX, len(params))
+        named = {
+            _NOT_IN_PARAM.sub("_", key): str(value)[:PARAM_CHARACTERS_MAX]
+            for key, value in islice(params.items(), PARAMS_MAX)
+        }
         with translated():
-            values = [
-                Param(key, str(value)[:PARAM_CHARACTERS_MAX])
-                for key, value in islice(params.items(), PARAMS_MAX)
-            ]
+            values = [Param(key, value) for key, value in named.items()]
             for chunk in _chunks(values, PARAMS_PER_CALL_MAX):
                 self._client.log_batch(self._ids[who], params=chunk)
 

@@ -14,6 +14,8 @@ from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.tracking.mlflow_client import DatasetInput
 
+NAME_MAX = 500
+"""MLflow's limit of a dataset's name and of its context, each."""
 DIGITS_MAX = 36
 """Hex digits of the digest that MLflow stores; the source has all of them."""
 SOURCE_CHARACTERS_MAX = 60_000
@@ -35,12 +37,12 @@ def dataset_inputs(run: ObjectStore) -> list[DatasetInput]:
 def _dataset_input(run: ObjectStore, place: str, window: PromptWindow) -> DatasetInput:
     bounds = {"since": _shown(window.since_s), "until": _shown(window.until_s)}
     return DatasetInput(
-        name=place,
+        name=place[:NAME_MAX],
         digest=window.digest.removeprefix("sha256:")[:DIGITS_MAX],
         source_type="s3" if run.url.startswith("s3://") else "local",
         source=_source(run, window, bounds),
         profile=json.dumps({"num_rows": window.rows, "num_files": len(window.files)}),
-        tags={"mlflow.data.context": CONTEXTS.get(place, place)}
+        tags={"mlflow.data.context": CONTEXTS.get(place, place[:NAME_MAX])}
         | {f"astraflow.{name}": time for name, time in bounds.items() if time},
     )
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from data_ops.algorithms.policy_groups import LOGPROB_MIN
 from storage.errors import CorruptError
 from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
+from storage.records.rollouts import LOGPROB_MIN
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from tests.support.models.plain_trainer import PlainTrainer

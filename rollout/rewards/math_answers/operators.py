@@ -41,18 +41,17 @@ PRIMES: Final = re.compile(
     + INDEX
     + r"(\([a-zA-Z\d]\))?"
 )
-DIFFERENCE: Final = re.compile(
-    rf"\\Delta(?![a-zA-Z]) ?((?:[a-zA-Z]|{GREEK_LETTER})"
-    r"(?:_(?:\w|\{[^{}]{0,20}\}))?)"
-)
-"""A change, such as `\\Delta v`."""
+CHANGED: Final = rf"((?:[a-zA-Z]|{GREEK_LETTER})(?:_(?:\w|\{{[^{{}}]{{0,20}}\}}))?)"
+CHANGE: Final = rf"\\Delta(?![a-zA-Z]) ?(?:{CHANGED}|\{{ ?{CHANGED} ?\}})"
+DIFFERENCE: Final = re.compile(rf"\( ?{CHANGE} ?\)|{CHANGE}")
+"""A change, such as `\\Delta v`. In brackets it would be the argument of a letter before them."""
 OPERATOR: Final = re.compile(
     r"\\frac ?\{ ?(?:d|\\partial) ?(?:\^[^{}]|\^ ?\{[^{}]{0,9}\})? ?\} ?"
     rf"\{{ ?(?:d|\\partial) ?{VARIABLE}[^{{}}]{{0,9}}\}}|(?<![a-zA-Z])d ?/ ?d ?{VARIABLE}"
 )
 """The derivative of what follows: `\\frac{d}{dx}`."""
 APPLICATION: Final = re.compile(
-    rf"(?:(?:(?<![a-zA-Z\\])|(?<=[^a-zA-Z\\][a-zA-Z])|(?<=\A[a-zA-Z]))([a-zA-Z])|({GREEK_LETTER}))"
+    rf"(?:(?:(?<![a-zA-Z\\^_])|(?<=[^a-zA-Z\\][a-zA-Z])|(?<=\A[a-zA-Z]))([a-zA-Z])|({GREEK_LETTER}))"
     r" ?\(([^(),;]{1,60})\)"
 )
 """A letter before round brackets: a function or a factor."""
@@ -109,6 +108,8 @@ WORD_BETWEEN: Final = re.compile(
     r"|\d ?[a-zA-Z]{2,20}(?: [a-zA-Z]{2,20}){0,3} \d| (?:to|by|over|minus|plus|mod) "
 )
 """A word between two numbers, which algebra takes for a factor: `3\\text{ to }1`, `5 ft 6 in`."""
+SINGLE: Final = re.compile(r"\{ ?(\\[a-zA-Z]+|\w) ?\}")
+"""Braces around a single letter, digit or command."""
 SUM: Final = re.compile(r"\\(?:sum|prod)(?![a-zA-Z]) ?(?:_ ?(?:\{([^{}]{0,40})\}|(\w)))?")
 INDEXED: Final = re.compile(
     r"_ ?(?:\{[^{}]{0,20}[a-zA-Z][^{}]{0,20}\}|[a-zA-Z])|\^ ?\{ ?\("
@@ -145,7 +146,11 @@ def derivatives_as_symbols(text: str) -> str:
 
 def differences_as_symbols(text: str) -> str:
     """Replace each `\\Delta v` by a symbol: algebra would cancel the factor `\\Delta`."""
-    return DIFFERENCE.sub(lambda match: _symbol("g", "", match[1]), text)
+
+    def symbol(match: re.Match[str]) -> str:
+        return f"{{{_symbol('g', '', next(filter(None, match.groups())))}}}"
+
+    return DIFFERENCE.sub(symbol, text)
 
 
 def functions(*texts: str) -> set[str]:
@@ -309,8 +314,22 @@ def _has_commutator(text: str) -> bool:
 
 
 def _has_indexed_sum(text: str) -> bool:
-    """Return whether a text has a sum or a product of terms with an index."""
-    return bool(SUM.search(text) and INDEXED.search(SUM.sub("", text)))
+    """Return whether a text has a sum or a product of terms with its index, or with any index where
+    its own is not written.
+    """
+    if not SUM.search(text):
+        return False
+    indices = _indices(text)
+    return any(
+        not indices or indices & set(LETTER.findall(indexed))
+        for indexed in INDEXED.findall(SUM.sub("", text))
+    )
+
+
+def _indices(text: str) -> set[str]:
+    """Return the letters of the lower limits of sums and products, as i of `\\sum_{i=1}`."""
+    limits = [braced or letter for braced, letter in SUM.findall(text)]
+    return {index for limit in limits for index in LETTER.findall(limit.partition("=")[0])}
 
 
 def _has_derivative_of_unknown(text: str) -> bool:
@@ -321,9 +340,11 @@ def _has_derivative_of_unknown(text: str) -> bool:
 
 
 def in_one_spelling(text: str) -> str:
-    """Write all transposes as `A^T`, and the index of sums over one index as `\\iota`."""
-    text = TRANSPOSED.sub("^T", text)
-    indices = {(braced or letter).partition("=")[0].strip() for braced, letter in SUM.findall(text)}
+    """Write all transposes as `A^T`, the index of sums over one index as `\\iota`, and single
+    letters without braces.
+    """
+    text = SINGLE.sub(r"\1 ", TRANSPOSED.sub("^T", text)).replace(" ", "")
+    indices = _indices(text)
     if len(indices) != 1:
         return text
     return LETTER.sub(lambda match: "\\iota" if match[0] in indices else match[0], text)

@@ -24,6 +24,7 @@ CHARACTERS: Final = str.maketrans(
         "°": "^\\circ ",
         "∞": "\\infty ",
         "π": "\\pi ",
+        "Δ": "\\Delta ",
         "±": "\\pm ",
         "≤": "\\le ",
         "≥": "\\ge ",

@@ -2,11 +2,11 @@
 
 import pytest
 
-from data_ops.algorithms import policy_groups
 from data_ops.prompts import parquet, path, rows, source, window
 from rollout.agents import chat_child, chat_process, template_chat
 from storage.formats import arrow_sizes, json_objects, json_values, tensor_set
 from storage.machine import child_limits
+from storage.records import rollouts
 from storage.run import prompt_windows
 from storage.store import backend, source_files
 from tasks.recipes import source as recipe_source
@@ -38,8 +38,8 @@ WINDOW_BYTES = window.DataWindow.model_fields["bytes_max"].default
         f"{prompt_windows.ROWS_MAX:,} rows, {prompt_windows.TEXT_BYTES_MAX / 2**30:g} GiB of "
         "their text and 2²² or more of their JSON values; "
         f"{path.FETCHED_BYTES_MAX / 2**30:g} GiB for one file of `path`",
-        f"a log-probability that cannot be sampled (above {policy_groups.LOGPROB_MAX:g}, below "
-        f"−{-policy_groups.LOGPROB_MIN:g})",
+        f"a log-probability that cannot be sampled (above {rollouts.LOGPROB_MAX:g}, below "
+        f"−{-rollouts.LOGPROB_MIN:g})",
         f"one with more than {json_values.VALUES_MAX:,} values",
         f"{child_limits.MEMORY_BYTES_MAX / 2**30:g} GiB of memory beyond its libraries: "
         f"{chat_process.LOAD_CPU_S:g} s of CPU time to load it, {chat_process.TEXT_CPU_S:g} s and "

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from storage import layout
 from storage.errors import CorruptError
 from storage.records.batches import Batch, BatchRow
+from storage.records.rollouts import LOGPROB_MAX, LOGPROB_MIN
 from storage.records.types import Float32, Int64
 from trainer.losses.mismatch import NOT_MEASURED
 
@@ -50,6 +51,12 @@ def _fault(row: BatchRow, vocab_size: int, positions: int | None) -> str:
         return f"a token lies outside the model's vocabulary of {vocab_size}"
     if not np.isfinite(row.advantages).all() or not np.isfinite(row.logprobs).all():
         return "an advantage or log-probability is not a finite number"
+    sampled = row.logprobs[row.loss_mask]
+    if ((sampled < LOGPROB_MIN) | (sampled > LOGPROB_MAX)).any():
+        return (
+            f"a log-probability in the loss mask lies outside {LOGPROB_MIN:g} to {LOGPROB_MAX:g}, "
+            "those of tokens that can be sampled"
+        )
     if not row.temperature > 0:
         return (
             f"its sampling temperature is {row.temperature:g}; set sampling.temperature above 0 "

@@ -103,6 +103,39 @@ async def test_a_failed_episode_keeps_nothing_that_its_workflow_held() -> None:
     assert episode.failure_kind is FailureKind.MODEL
 
 
+class Lookups:
+    """A workflow whose episodes share a task, which answers them and passes its errors on."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[tuple[str, asyncio.Future[int]]] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        self._task = self._task or asyncio.create_task(self._serve())
+        answer = asyncio.get_running_loop().create_future()
+        await self._queue.put((prompt.id, answer))
+        return Episode(sequences=(sequence(),), reward=float(await answer))
+
+    async def _serve(self) -> None:
+        while True:
+            name, answer = await self._queue.get()
+            try:
+                if name == "unknown":
+                    raise ToolFailedError("there is no such entry")
+                answer.set_result(len(name))
+            except ToolFailedError as error:
+                answer.set_exception(error)
+
+
+async def test_a_failed_episode_leaves_the_task_that_its_error_comes_from_running() -> None:
+    pool = pool_of(Lookups(), solver=scripted_player("solver", solve))
+    failed = await run_episode(pool, replace(PROMPT, id="unknown"), 0)
+    assert failed.error == "ToolFailedError: there is no such entry"
+    assert (await run_episode(pool, replace(PROMPT, id="four"), 0)).reward == 4.0
+
+
 async def test_an_exception_of_an_episode_is_recorded_and_the_others_continue() -> None:
     player = scripted_player("solver", lines("\\boxed{12}", "\\boxed{13}"))
     engine = player.engine

@@ -418,6 +418,15 @@ def test_versions_that_are_damaged_at_home_do_not_block_later_ones(
     assert at_home.weights()["solver"] < model(6)["w"].bits.nbytes  # manifests only
 
 
+def test_a_damaged_version_before_a_lost_one_does_not_block_later_ones(world: World) -> None:
+    world.publish(5)
+    publish_more(world.home, range(5, 7), anchors=range(5, 6))
+    lose_manifest(world.home, 3)
+    world.home.delete(layout.manifest(layout.weights("solver", 4)))
+    kept(world, no_stop, last=6)
+    assert manifests.latest(world.mirror, "solver") == 6
+
+
 def test_a_folder_in_the_place_of_a_manifest_does_not_block_later_versions(
     world: World, tmp_path: Path
 ) -> None:

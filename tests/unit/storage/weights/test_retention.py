@@ -13,7 +13,7 @@ from storage.coordination import heartbeats
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.formats.json_objects import seal, unseal
-from storage.formats.safetensors import weights_digest
+from storage.formats.safetensors import file_digest, to_safetensors, weights_digest
 from storage.records.control import ServiceState
 from storage.records.progress import ServiceKind
 from storage.records.weights import FileInfo, HostTensor, Manifest, MergedDelta, StoredDelta
@@ -562,6 +562,52 @@ def test_an_anchor_whose_files_have_other_tensors_than_listed_keeps_the_versions
     assert [told_of(run, version) for version in (0, *range(4, 12))] == ["readable"] * 9
 
 
+@pytest.mark.parametrize(
+    ("wrong", "kept"),
+    [("nothing", None), ("an entry of another file", EIGHT), ("another codec", EIGHT)],
+)
+def test_an_anchor_of_several_files_that_its_readers_refuse_keeps_the_versions_before(
+    memory_store: ObjectStore, wrong: str, kept: str | None
+) -> None:
+    run = anchored(memory_store)
+    folder, tensors = layout.weights("solver", 8), model(8)
+    first, second = (f"{letter * 32}.model-00000.safetensors" for letter in "ab")
+    metadata = {"format": "astraflow.delta", "codec": "x"} if wrong == "another codec" else {}
+    bodies = {
+        first: to_safetensors(tensors, metadata),
+        second: to_safetensors({"x": tensors["w"]}),
+    }
+    files = [
+        FileInfo(name=name, num_bytes=len(body), digest=file_digest(body))
+        for name, body in bodies.items()
+    ]
+    for name, body in bodies.items():
+        run.create(f"{folder}/{name}", body)
+    info = manifests.read_manifest(run, "solver", 8).tensors["w"]
+    entry = "x" if wrong == "an entry of another file" else "w"
+    infos = {
+        "w": replace(info, file=first, entry=entry),
+        "x": replace(info, file=second, entry="x"),
+    }
+    listed = {name: asdict(info) for name, info in infos.items()}
+    rewrite(run, 8, tensors=listed, digest=weights_digest(infos), files=[asdict(f) for f in files])
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    assert [planned.kept.get(version) for version in (4, 5, 6, 7)] == [kept] * 4
+
+
+def test_a_record_without_a_deletion_does_not_end_the_chain(memory_store: ObjectStore) -> None:
+    """An interrupted gc has recorded versions, and has deleted nothing of them."""
+    run = anchored(memory_store)
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    for version in planned.retired:
+        run.create(layout.retired("solver", version), b"{}")
+    run.delete(anchor_file(run, 8))
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    assert [planned.kept[version] for version in (4, 5, 6, 7)] == [EIGHT] * 4
+    retention.retire(run, planned)
+    assert [told_of(run, version) for version in (0, *range(4, 12))] == ["readable"] * 9
+
+
 def test_a_delta_that_is_listed_as_an_anchor_loses_no_base(memory_store: ObjectStore) -> None:
     run = anchored(memory_store)
     delta = json.loads(run.get(layout.manifest(layout.weights("solver", 10))))
@@ -595,3 +641,13 @@ def test_retired_versions_are_no_way_around_a_damaged_anchor(memory_store: Objec
     run.delete(anchor_file(run, 8))
     planned = retention.plan(run, "solver", TWO, 1e12)
     assert (list(planned.kept), planned.retired, planned.returned) == ([0, 8, 9, 10, 11], {}, ())
+
+
+def test_an_anchor_whose_older_versions_were_deleted_is_not_read_again(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = anchored(memory_store)
+    retention.retire(run, retention.plan(run, "solver", TWO, 1e12))
+    flip_last_bit(run, anchor_file(run, 8))
+    assert retention.plan(run, "solver", TWO, 1e12).retired == {}
+    assert "version 8" not in caplog.text

@@ -297,6 +297,15 @@ def test_of_very_many_settings_the_first_ones_are_parameters() -> None:
     assert sum(logged) == PARAMS_MAX
 
 
+def test_a_setting_whose_name_mlflow_refuses_gets_another_name(uri: str) -> None:
+    small_run = trained("tracking-settings")
+    assert Tracker(small_run.run, RUN_ID, small_run.config, uri).sync()
+    board = Board(uri, "astraflow", RUN_ID, ["solver", "verifier"])
+    board.log_params("solver", {"prices.C++": 1, "a[b]": 2, "x//y/..": 3, "ü": 4})
+    params = Seen(uri).runs["solver"].data.params
+    assert (params["prices.C__"], params["a_b_"], params["x__y_.."], params["ü"]) == tuple("1234")
+
+
 def test_a_page_is_linked_without_a_credential() -> None:
     board = object.__new__(Board)  # without a server
     board.uri, board.experiment_id, board._ids = (

@@ -136,3 +136,10 @@ def test_a_very_long_name_of_a_column_is_cut(memory_store: ObjectStore) -> None:
     run, _ = run_with(memory_store, date_column="c" * 100_000)
     (found,) = dataset_inputs(run)
     assert json.loads(found.source)["date_column"] == "c" * 100
+
+
+def test_a_very_long_name_of_a_window_is_cut(memory_store: ObjectStore) -> None:
+    window = frozen_window(memory_store, "r", PROMPTS)
+    run = runs.create_run(memory_store, "r", {}, windows={"x" * 501: window})
+    (found,) = dataset_inputs(run)
+    assert (found.name, found.tags["mlflow.data.context"]) == ("x" * 500, "x" * 500)

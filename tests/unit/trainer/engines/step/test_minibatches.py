@@ -24,6 +24,8 @@ def with_array(name: str, *values: float) -> BatchRow:
         (with_array("logprobs", 0, 0, -1, -1), "logprobs has 4 entries for 5 tokens"),
         (with_array("logprobs", 0, 0, -1, float("-inf"), -1), "not a finite number"),
         (with_array("advantages", 0, 0, 1, 1, float("nan")), "not a finite number"),
+        (with_array("logprobs", 0, 0, -1, 0.02, -1), "outside -40 to 0.01"),
+        (with_array("logprobs", 0, 0, -1, -40.1, -1), "outside -40 to 0.01"),
         (
             replace(row(SequenceKey(7, 2, 5, 1)), temperature=0.0),
             "set sampling.temperature above 0",
