@@ -154,7 +154,7 @@ class Ledger:
         self.expire()
         draft = self.draft(seed, trained)
         for sampler in reversed(samplers):
-            draft = sampler.arrange(draft)
+            draft = _checked(sampler.arrange(draft), sampler)
         replays = draft.replays[: self.batch_size]
         fresh = draft.rows[: self.batch_size - len(replays)]
         if len(replays) + len(fresh) < self.batch_size:
@@ -213,13 +213,15 @@ class Ledger:
 
     def _check_choice(self, fresh: Sequence[BatchRow], replays: Sequence[BatchRow]) -> None:
         """Raise ConfigError when samplers use a sequence twice, other than as a replay, or one that
-        does not wait.
+        does not wait, or that they have changed.
         """
         keys = [row.key for row in fresh]
-        if len(set(keys)) < len(keys) or any(key not in self._waiting for key in keys):
+        if len(set(keys)) < len(keys) or any(
+            self._waiting.get(row.key) is not row for row in fresh
+        ):
             raise ConfigError(
                 f"data.sample put a row into batch {self.next_step} of {self.policy} twice, or one "
-                "that does not wait; "
+                "that does not wait or was changed; "
                 "a sampler may only reorder and leave out Draft.rows (replays go into "
                 "Draft.replays)"
             )
@@ -228,6 +230,19 @@ class Ledger:
                 f"data.sample replays a row of {self.policy} that was never trained on; "
                 "a sampler may only take Draft.replays from Draft.trained"
             )
+
+
+def _checked(draft: object, sampler: Sample) -> Draft:
+    """Return a sampler's draft; ConfigError, naming the sampler, for anything else."""
+    if isinstance(draft, Draft) and all(
+        isinstance(rows, tuple) and all(isinstance(row, BatchRow) for row in rows)
+        for rows in (draft.rows, draft.replays)
+    ):
+        return draft
+    raise ConfigError(
+        f"the sampler {type(sampler).__name__} of data.sample returned no Draft whose rows and "
+        "replays are tuples of rows"
+    )
 
 
 def _as_replay(row: BatchRow) -> BatchRow:

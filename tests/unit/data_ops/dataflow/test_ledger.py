@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -170,7 +171,7 @@ def test_replays_are_marked_and_use_no_waiting_row() -> None:
     assert ledger.num_waiting == 1
 
 
-@pytest.mark.parametrize("fault", ["twice", "invented", "untrained"])
+@pytest.mark.parametrize("fault", ["twice", "invented", "changed", "untrained"])
 def test_a_sampler_cannot_use_a_row_twice_or_one_that_is_not_waiting(fault: str) -> None:
     class Cheat:
         def arrange(self, draft: Draft) -> Draft:
@@ -178,12 +179,34 @@ def test_a_sampler_cannot_use_a_row_twice_or_one_that_is_not_waiting(fault: str)
                 return replace(draft, rows=draft.rows[:1] * 2)
             if fault == "invented":
                 return replace(draft, rows=rows(99, 0, 0))
+            if fault == "changed":
+                return replace(draft, rows=tuple(replace(row, reward=9.0) for row in draft.rows))
             return replace(draft, replays=draft.rows[:1])
 
     ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0, 0))
     with pytest.raises(ConfigError, match=r"data\.sample"):
         ledger.assemble([Cheat()], 0, no_rows)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda draft: None,
+        lambda draft: replace(draft, rows=list(draft.rows)),
+        lambda draft: replace(draft, replays=None),
+        lambda draft: replace(draft, rows=(None,)),
+    ],
+)
+def test_a_sampler_that_returns_no_draft_is_named(changed: Callable[[Draft], Draft]) -> None:
+    class Wrong:
+        def arrange(self, draft: Draft) -> Draft:
+            return changed(draft)
+
+    ledger = new_ledger()
+    ledger.ingest(0, rows(0, 0, 0, 0))
+    with pytest.raises(ConfigError, match=r"the sampler Wrong of data\.sample returned no Draft"):
+        ledger.assemble([Wrong()], 0, no_rows)
 
 
 def test_a_batch_with_a_gap_before_it_is_refused() -> None:
