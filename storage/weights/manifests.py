@@ -214,15 +214,18 @@ def nearest_anchor(run: ObjectStore, policy: str, version: int) -> Manifest:
 
 
 def is_retired(run: ObjectStore, manifest: Manifest) -> bool:
-    """Return whether data of the version was deleted on purpose.
+    """Return whether data of the version was deleted on purpose; for a delta without files, which
+    changes nothing, whether that of its base was.
 
     False where an interrupted retirement left all of it.
     """
-    folder = layout.weights(manifest.policy, manifest.version)
-    if not run.exists(layout.retired(manifest.policy, manifest.version)):
-        return False
-    files = manifest.files + (manifest.step.files if manifest.step else ())
-    return not all(run.exists(f"{folder}/{file.name}") for file in files)
+    while run.exists(layout.retired(manifest.policy, manifest.version)):
+        files = manifest.files + (manifest.step.files if manifest.step else ())
+        if files or manifest.base is None:
+            folder = _folder(manifest)
+            return not all(run.exists(f"{folder}/{file.name}") for file in files)
+        manifest = read_manifest(run, manifest.policy, manifest.base)
+    return False
 
 
 def read_manifests(

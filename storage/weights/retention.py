@@ -202,17 +202,16 @@ def _without_data(
     chain: Sequence[Manifest], recorded: Collection[int], keys: Collection[str]
 ) -> set[int]:
     """Return the versions that are recorded as retired, without those whose data all exists: a gc
-    that was interrupted has deleted nothing of them.
+    that was interrupted has deleted nothing of them. A delta without files has its base's data.
     """
-    return {
-        manifest.version
-        for manifest in chain
-        if manifest.version in recorded
-        and any(
-            f"{layout.weights(manifest.policy, manifest.version)}/{file.name}" not in keys
-            for file in manifest.files + (manifest.step.files if manifest.step else ())
-        )
-    }
+    gone: set[int] = set()
+    for manifest in chain:
+        folder = layout.weights(manifest.policy, manifest.version)
+        files = manifest.files + (manifest.step.files if manifest.step else ())
+        is_gone = any(f"{folder}/{file.name}" not in keys for file in files)
+        if manifest.version in recorded and (is_gone or (not files and manifest.base in gone)):
+            gone.add(manifest.version)
+    return gone
 
 
 def retire(run: ObjectStore, planned: RetirementPlan) -> None:

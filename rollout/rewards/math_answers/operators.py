@@ -42,16 +42,23 @@ PRIMES: Final = re.compile(
     + r"(\([a-zA-Z\d]\))?"
 )
 CHANGED: Final = rf"((?:[a-zA-Z]|{GREEK_LETTER})(?:_(?:\w|\{{[^{{}}]{{0,20}}\}}))?)"
-CHANGE: Final = rf"\\Delta(?![a-zA-Z]) ?(?:{CHANGED}|\{{ ?{CHANGED} ?\}})"
+CHANGE: Final = (
+    rf"(?:\\Delta(?![a-zA-Z])|(?:\\text ?)?\{{ ?\\Delta ?\}}) ?(?:{CHANGED}|\{{ ?{CHANGED} ?\}})"
+)
 DIFFERENCE: Final = re.compile(rf"\( ?{CHANGE} ?\)|{CHANGE}")
-"""A change, such as `\\Delta v`. In brackets it would be the argument of a letter before them."""
+"""A change, such as `\\Delta v`."""
+OTHER_DIFFERENCE: Final = re.compile(
+    r"\\Delta ?(?:[_(|]"
+    r"|\\(?:text|vec|bar|hat|dot|tilde|overline|math[a-z]{2,4}|ln|log)(?![a-zA-Z]))"
+)
+"""A change of something other than a letter: `\\Delta\\text{TC}`, `\\Delta_rH`."""
 OPERATOR: Final = re.compile(
     r"\\frac ?\{ ?(?:d|\\partial) ?(?:\^[^{}]|\^ ?\{[^{}]{0,9}\})? ?\} ?"
     rf"\{{ ?(?:d|\\partial) ?{VARIABLE}[^{{}}]{{0,9}}\}}|(?<![a-zA-Z])d ?/ ?d ?{VARIABLE}"
 )
 """The derivative of what follows: `\\frac{d}{dx}`."""
 APPLICATION: Final = re.compile(
-    rf"(?:(?:(?<![a-zA-Z\\^_])|(?<=[^a-zA-Z\\][a-zA-Z])|(?<=\A[a-zA-Z]))([a-zA-Z])|({GREEK_LETTER}))"
+    rf"(?:(?:(?<![a-zA-Z\\^_])|(?<=[^a-zA-Z\\][a-zA-Z])|(?<=\A[a-zA-Z]))([a-zA-Z])|(?<![_^])({GREEK_LETTER}))"
     r" ?\(([^(),;]{1,60})\)"
 )
 """A letter before round brackets: a function or a factor."""
@@ -110,10 +117,17 @@ WORD_BETWEEN: Final = re.compile(
 """A word between two numbers, which algebra takes for a factor: `3\\text{ to }1`, `5 ft 6 in`."""
 SINGLE: Final = re.compile(r"\{ ?(\\[a-zA-Z]+|\w) ?\}")
 """Braces around a single letter, digit or command."""
-SUM: Final = re.compile(r"\\(?:sum|prod)(?![a-zA-Z]) ?(?:_ ?(?:\{([^{}]{0,40})\}|(\w)))?")
+TOKEN: Final = re.compile(r"\\[a-zA-Z]+|\d+|\S")
+NAME_OR_LETTER: Final = re.compile(
+    r"\\(?:operatorname|text) ?\{[^{}]*\}|(?P<letter>\\[a-zA-Z]+|[a-zA-Z])"
+)
+SUM: Final = re.compile(
+    r"\\(?:sum|prod)(?![a-zA-Z]) ?(?:\^ ?(?:\{[^{}]{0,40}\}|\w|\\[a-z]{2,9}) ?)?"
+    r"(?:_ ?(?:\{([^{}]{0,40})\}|(\w|\\[a-z]{2,9})))?"
+)
 INDEXED: Final = re.compile(
-    r"_ ?(?:\{[^{}]{0,20}[a-zA-Z][^{}]{0,20}\}|[a-zA-Z])|\^ ?\{ ?\("
-    r"|(?:[a-zA-Z]|\\[a-z]{2,10}) ?\( ?[a-zA-Z] ?\)"
+    r"_ ?(?:\{(?:[^{}]|\{[^{}]{0,20}\}){1,20}\}|[a-zA-Z]|\\[a-zA-Z]{2,10})|\^ ?\{ ?\([^{}]{0,20}"
+    r"|(?:[a-zA-Z]|\\[a-z]{2,10})'{0,3} ?\( ?(?:[a-zA-Z]|\\[a-z]{2,10}) ?\)"
 )
 """Something that may have another value for each index of a sum: `x_i`, `x^{(i)}`, `f(k)`."""
 LIMIT: Final = re.compile(r"\\lim(?:inf|sup)?(?![a-zA-Z])")
@@ -148,7 +162,9 @@ def differences_as_symbols(text: str) -> str:
     """Replace each `\\Delta v` by a symbol: algebra would cancel the factor `\\Delta`."""
 
     def symbol(match: re.Match[str]) -> str:
-        return f"{{{_symbol('g', '', next(filter(None, match.groups())))}}}"
+        name = _symbol("g", "", next(filter(None, match.groups())))
+        # Alone in brackets, it would be the argument of a letter before them.
+        return f"(1\\cdot{name})" if match[0].startswith("(") else f"{{{name}}}"
 
     return DIFFERENCE.sub(symbol, text)
 
@@ -272,9 +288,9 @@ def is_meaning_lost(answer: str, gold: str) -> bool:
     `A^T` (a transpose), `A\\times B` (a cross product), `AB^{-1}` (matrices); `\\angle ABC` is read
     as a product, `f^{-1}(x)` as a reciprocal, `\\nabla\\cdot F` as `\\nabla\\times F`, `\\gcd(a,b)`
     as 1, the fractional part in `n+\\{x\\}` as x, `3\\text{ to }1` as a product, `AB-BA` as 0, the
-    limit of f as f, `\\sum_i x_i` as n times x, y as a constant in `\\frac{d}{dx}(xy)`, and z as a
-    real number. `u\\times v` may be a cross product if the other text
-    has such a sign too, or a dot.
+    limit of f as f, `\\sum_i x_i` as n times x, Δ as a factor, y as a constant in
+    `\\frac{d}{dx}(xy)`, and z as a real number. `u\\times v` may be a cross product if the other
+    text has such a sign too, or a dot.
     """
     if any(
         TIMES.search(one) and (TIMES.search(other) or DOT.search(other))
@@ -299,6 +315,7 @@ def is_meaning_lost(answer: str, gold: str) -> bool:
         or FRACTIONAL_PART.search(text)
         or WORD_BETWEEN.search(text)
         or LIMIT.search(text)
+        or OTHER_DIFFERENCE.search(text)
         or _has_indexed_sum(text)
         or _has_derivative_of_unknown(text)
         or _has_commutator(text)
@@ -339,15 +356,18 @@ def _has_derivative_of_unknown(text: str) -> bool:
     return bool(variables) and bool(others - variables)
 
 
-def in_one_spelling(text: str) -> str:
-    """Write all transposes as `A^T`, the index of sums over one index as `\\iota`, and single
-    letters without braces.
+def in_one_spelling(text: str) -> list[str]:
+    """Return the letters, numbers and commands of a text with all transposes as `A^T`, the index of
+    sums over one index as `\\iota`, and single letters without braces.
     """
-    text = SINGLE.sub(r"\1 ", TRANSPOSED.sub("^T", text)).replace(" ", "")
     indices = _indices(text)
-    if len(indices) != 1:
-        return text
-    return LETTER.sub(lambda match: "\\iota" if match[0] in indices else match[0], text)
+
+    def renamed(match: re.Match[str]) -> str:
+        return " \\iota " if match["letter"] in indices else match[0]
+
+    if len(indices) == 1:
+        text = NAME_OR_LETTER.sub(renamed, text)
+    return TOKEN.findall(SINGLE.sub(r" \1 ", TRANSPOSED.sub("^T", text)))
 
 
 def _has_modulus_of_z(text: str) -> bool:

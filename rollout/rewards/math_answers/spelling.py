@@ -24,7 +24,7 @@ CHARACTERS: Final = str.maketrans(
         "°": "^\\circ ",
         "∞": "\\infty ",
         "π": "\\pi ",
-        "Δ": "\\Delta ",
+        **dict.fromkeys("Δ∆", "\\Delta "),
         "±": "\\pm ",
         "≤": "\\le ",
         "≥": "\\ge ",

@@ -430,6 +430,14 @@ def test_a_delta_without_changes_is_retired_with_its_update_path(
         assert (record.policy, record.version) == ("solver", version)
     assert audited(memory_store) == []
     assert retention.plan(memory_store, "solver", keep_last, now_s).retired == {}
+    more = retention.plan(memory_store, "solver", Retention(last=4, every=0, grace_s=0.0), now_s)
+    # 7 and 8 have no files, and 6, from which they are read, is deleted; 1 and 2 are read from 0.
+    assert more.returned == (1, 2)
+    unchanged = manifests.read_manifest(memory_store, "solver", 8)
+    assert manifests.is_retired(memory_store, unchanged)
+    for version in (6, 7):
+        memory_store.delete(layout.retired("solver", version))
+    assert not manifests.is_retired(memory_store, unchanged)
 
 
 def test_gc_always_keeps_the_newest_version_and_refuses_to_keep_none() -> None:
