@@ -213,6 +213,11 @@ def nearest_anchor(run: ObjectStore, policy: str, version: int) -> Manifest:
     return chain_from_anchor(run, policy, version, ())[0]
 
 
+def all_files(manifest: Manifest) -> tuple[FileInfo, ...]:
+    """Return the files of a version, with those of an anchor's delta."""
+    return manifest.files + (manifest.step.files if manifest.step else ())
+
+
 def is_retired(run: ObjectStore, manifest: Manifest) -> bool:
     """Return whether data of the version was deleted on purpose; for a delta without files, which
     changes nothing, whether that of its base was.
@@ -220,7 +225,7 @@ def is_retired(run: ObjectStore, manifest: Manifest) -> bool:
     False where an interrupted retirement left all of it.
     """
     while run.exists(layout.retired(manifest.policy, manifest.version)):
-        files = manifest.files + (manifest.step.files if manifest.step else ())
+        files = all_files(manifest)
         if files or manifest.base is None:
             folder = _folder(manifest)
             return not all(run.exists(f"{folder}/{file.name}") for file in files)

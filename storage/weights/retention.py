@@ -25,7 +25,7 @@ from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundErr
 from storage.formats.json_objects import seal
 from storage.formats.tensor_set import MANIFEST
 from storage.records.numbers import Number
-from storage.records.weights import FileInfo, Manifest
+from storage.records.weights import Manifest
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, tags
 from storage.weights.tags import Tag
@@ -207,7 +207,7 @@ def _without_data(
     gone: set[int] = set()
     for manifest in chain:
         folder = layout.weights(manifest.policy, manifest.version)
-        files = manifest.files + (manifest.step.files if manifest.step else ())
+        files = manifests.all_files(manifest)
         is_gone = any(f"{folder}/{file.name}" not in keys for file in files)
         if manifest.version in recorded and (is_gone or (not files and manifest.base in gone)):
             gone.add(manifest.version)
@@ -363,7 +363,8 @@ def _oldest_loaded(run: ObjectStore, policy: str, now_s: float) -> int | None:
 def _record(run: ObjectStore, policy: str, version: int) -> None:
     """Create the record that the version's data is deleted."""
     num_bytes = sum(
-        file.num_bytes for file in _all_files(manifests.read_manifest(run, policy, version))
+        file.num_bytes
+        for file in manifests.all_files(manifests.read_manifest(run, policy, version))
     )
     with suppress(ConflictError):  # another gc retires the same version, or began to
         run.create(
@@ -389,11 +390,6 @@ def _without_tensors(manifest: Manifest) -> Manifest:
     return replace(manifest, tensors={}, step=step)
 
 
-def _all_files(manifest: Manifest) -> Sequence[FileInfo]:
-    """The files of a version, those of an anchor's delta included."""
-    return manifest.files + (manifest.step.files if manifest.step else ())
-
-
 def _num_bytes(
     run: ObjectStore, chain: Sequence[Manifest], retired: Mapping[int, Sequence[str]]
 ) -> int:
@@ -402,7 +398,7 @@ def _num_bytes(
     listed = {
         f"{layout.weights(manifest.policy, manifest.version)}/{file.name}": file
         for manifest in chain
-        for file in _all_files(manifest)
+        for file in manifests.all_files(manifest)
     }
     for policy in {manifest.policy for manifest in chain}:
         for version, bases in layout.merged_deltas(keys_to_delete, policy).items():

@@ -145,6 +145,7 @@ async def test_a_stranger_that_has_the_port_of_an_own_server_gets_no_request(
     config = EngineConfig(name="sglang", sglang=SglangConfig(python=str(python)))
     engine = SglangRolloutEngine(config, CONFIG)
     with one_answer(status, b'{"weight_version": "default"}', "application/json") as stranger:
+        # The port is drawn at random; here the stranger has taken it between draw and bind.
         monkeypatch.setattr(ports, "unusual_port", lambda: stranger.port)
         with pytest.raises(EngineFailedError, match=f"another process listens .*:{stranger.port}"):
             await engine.load(0, counting(1))
