@@ -117,7 +117,7 @@ class DeltaApplier:
         """
         base, threads = self.tensors, num_cpus()
         entries = _entries(infos)
-        _check_growth(place, infos, entries, self.whole_bytes)
+        check_growth(place, infos, self.whole_bytes)
         sources = {
             name: _source(place, info, base)
             for name, info in infos.items()
@@ -208,14 +208,16 @@ def _stored_entries(
             yield entry, contents.get(entry.name)
 
 
-def _check_growth(
-    place: str, infos: Mapping[str, TensorInfo], entries: Mapping[str, _Entry], whole_bytes: int
-) -> None:
-    """Check the sizes that a delta claims, before a tensor is made.
+def check_growth(place: str, infos: Mapping[str, TensorInfo], whole_bytes: int) -> None:
+    """Check the sizes that a delta or an anchor claims, before a tensor is made.
 
     Args:
-        whole_bytes: of the tensors that its base goes back to.
+        whole_bytes: of the tensors that its base goes back to; 0 for an anchor.
+
+    Raises:
+        CorruptError: it has more than `GROWTH_MAX` times the bytes that are stored.
     """
+    entries = _entries(infos)
     is_whole = {name: bool(info.file and not info.source) for name, info in infos.items()}
     wholes = {entries[name].tensor for name in infos if is_whole[name]}
     # Of an adapter whose step changed nothing, all B with the same shape share one entry.

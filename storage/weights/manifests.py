@@ -21,6 +21,7 @@ from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 from storage.store.s3 import S3Objects
 from storage.weights import delta_store
+from storage.weights.delta_applier import check_growth
 
 log = logging.getLogger(__name__)
 
@@ -329,7 +330,7 @@ def with_bases(
     damaged = {
         anchor.version
         for anchor in chain
-        if anchor.step
+        if anchor.kind == "anchor"
         and any(f"{_folder(anchor)}/{file.name}" not in keys for file in anchor.files)
     }
     verified = set(damaged)
@@ -338,10 +339,11 @@ def with_bases(
         last_uses = [
             version
             for version in result
-            if (step := chain[version].step)
+            if version  # nothing is before version 0
+            and chain[version].kind == "anchor"
             and version not in verified
-            and step.base not in result
-            and step.base not in retired
+            and version - 1 not in result
+            and version - 1 not in retired
         ]
         if not verify or not last_uses or isinstance(run.backend, S3Objects):
             return result
@@ -360,9 +362,9 @@ def _down_to_anchors(
     for version in sorted(kept, reverse=True):
         why, current = f"leads to version {version}", chain[version]
         while True:
-            base = current.base
-            if current.version in damaged and current.step and current.step.base not in retired:
-                base = current.step.base
+            base, before = current.base, current.version - 1
+            if current.version in damaged and before >= 0 and before not in retired:
+                base = before
                 why = f"leads to version {current.version}, whose own tensors are damaged"
             if base is None or base in result:
                 break
@@ -376,6 +378,7 @@ def _is_undamaged(run: ObjectStore, manifest: Manifest) -> bool:
     """
     try:
         anchor = read_manifest(run, manifest.policy, manifest.version)
+        check_growth(_folder(anchor), anchor.tensors, 0)
         for file in anchor.files:
             _check_file(run.sub(_folder(anchor)), file, anchor.tensors)
     except CorruptError as error:
@@ -391,16 +394,17 @@ def _is_undamaged(run: ObjectStore, manifest: Manifest) -> bool:
 
 def _check_file(folder: ObjectStore, file: FileInfo, tensors: Mapping[str, TensorInfo]) -> None:
     """Raise CorruptError unless a file is undamaged and has those of the tensors that name it."""
-    listed = {name: info for name, info in tensors.items() if info.file == file.name}
+    # All names of an entry list it alike (`_check_whole_tensors`): it is digested once.
+    listed = {info.entry or name: info for name, info in tensors.items() if info.file == file.name}
     if not listed:
         read_twice(lambda: tensor_set.read_file(folder, file))
         return
     entries = delta_store.fetch(folder, file)
-    for name, info in listed.items():
-        found = entries.get(info.entry or name)
+    for entry, info in listed.items():
+        found = entries.get(entry)
         expected = (info.dtype, info.shape, info.digest)
         if found is None or (found.dtype, found.shape, digest(found)) != expected:
-            raise CorruptError(f"{folder.url}/{file.name} has another tensor {quoted(name)}")
+            raise CorruptError(f"{folder.url}/{file.name} has another tensor {quoted(entry)}")
 
 
 def _folder(manifest: Manifest) -> str:

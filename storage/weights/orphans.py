@@ -116,7 +116,10 @@ def _unnamed(
         for name in [name for name in bodies if name.endswith(".json")]:
             key, body = f"{folder}/{name}", bodies.pop(name)
             unseal(_Dated, body, key)
-            named.update(json_values.strings(parse(body, key)))  # JSON may escape any character
+            strings = set(json_values.strings(parse(body, key)))  # JSON may escape any character
+            named |= strings
+            if name == MANIFEST and strings.isdisjoint(writers):
+                return []  # it may be another than the one published, whose files these are
     except (NotFoundError, CorruptError):
         return []  # it is being deleted, or the files it lists are not known
     return [

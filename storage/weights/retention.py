@@ -300,7 +300,9 @@ def retire_mirror(home: ObjectStore, mirror: ObjectStore, planned: RetirementPla
             mirror.delete(data_key)
 
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        list(pool.map(retire_one, planned.retired))
+        results = [pool.submit(retire_one, version) for version in planned.retired]
+    for result in results:  # one that failed does not keep the others
+        result.result()
 
 
 def _kept_versions(

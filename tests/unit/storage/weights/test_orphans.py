@@ -99,6 +99,14 @@ def test_a_file_listed_by_another_record_of_the_version_is_no_orphan(run: Object
     assert weight(0) not in orphans.orphans(run, "solver", LATER_S)
 
 
+def test_a_manifest_that_names_no_file_of_its_folder_makes_no_orphans(run: ObjectStore) -> None:
+    """A resealed one: the files may be of the manifest that was published."""
+    key = weight(0, "manifest.json")
+    run.put(key, sealed({**json.loads(run.get(key)), "tensors": {}, "files": []}))
+    run.put(weight(0, "since-00000000.json"), f'{{"files": [{{"name": "{STRAY}"}}]}}'.encode())
+    assert orphans.orphans(run, "solver", LATER_S) == [checkpoint(5), checkpoint(9)]
+
+
 ESCAPED = "größe \U0001f600.json"
 
 

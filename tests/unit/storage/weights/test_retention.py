@@ -629,6 +629,40 @@ def test_a_delta_that_is_listed_as_an_anchor_loses_no_base(memory_store: ObjectS
         retention.plan(run, "solver", TWO, 1e12)
 
 
+def test_a_delta_that_is_listed_as_an_anchor_without_a_delta_loses_no_base(
+    memory_store: ObjectStore,
+) -> None:
+    run = anchored(memory_store)
+    key = layout.manifest(layout.weights("solver", 10))
+    body = run.get(key)
+    delta = json.loads(body)
+    file = {**delta["files"][0], "num_bytes": 10**6}
+    infos = {
+        name: {**info, "file": file["name"], "entry": name, "source": ""}
+        for name, info in delta["tensors"].items()
+    }
+    rewrite(run, 10, kind="anchor", base=None, tensors=infos, files=[file], step=None)
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    assert sorted(planned.retired) == [1, 2, 3, 4, 5, 6, 7]
+    assert planned.kept[9] == "leads to version 10, whose own tensors are damaged"
+    retention.retire(run, planned)
+    run.put(key, body)
+    assert [told_of(run, version) for version in (0, *range(8, 12))] == ["readable"] * 5
+
+
+def test_an_anchor_with_more_names_of_an_entry_than_readers_accept_keeps_the_versions_before(
+    memory_store: ObjectStore,
+) -> None:
+    run = anchored(memory_store)
+    info = manifests.read_manifest(run, "solver", 8).tensors["w"]
+    for times, kept in ((4, None), (5, EIGHT)):
+        infos = {"w": info} | {f"w{n}": replace(info, entry="w") for n in range(1, times)}
+        listed = {name: asdict(info) for name, info in infos.items()}
+        rewrite(run, 8, tensors=listed, digest=weights_digest(infos))
+        planned = retention.plan(run, "solver", TWO, 1e12)
+        assert [planned.kept.get(version) for version in (4, 5, 6, 7)] == [kept] * 4
+
+
 class Bucket(MemoryObjects, S3Objects):
     """Objects in memory, of a store that verifies its bytes itself."""
 

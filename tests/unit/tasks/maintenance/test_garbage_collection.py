@@ -170,6 +170,18 @@ def test_a_mirror_that_fails_during_gc_is_reported(store: ObjectStore, tmp_path:
     assert data(run) == [0, LAST - 1, LAST]
 
 
+def test_a_version_that_fails_in_a_mirror_does_not_keep_the_others(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    run, config = make_run(store, "one", tmp_path / "eu")
+    mirror = copy_all(run, tmp_path / "eu")
+    (tmp_path / "home/runs/one" / layout.retired("solver", 1)).mkdir()
+    result = garbage_collection.survey(run, "one", config, WANTED)
+    assert "is a folder where an object belongs" in garbage_collection.remove(result)["eu-west"]
+    assert data(run) == [0, LAST - 1, LAST]
+    assert data(mirror) == [0, 1, LAST - 1, LAST]
+
+
 def test_a_mirror_keeps_versions_that_home_has_not_retired(
     store: ObjectStore, tmp_path: Path
 ) -> None:
