@@ -14,6 +14,7 @@ from rollout.rewards.math_answers.measures import ratio
 from rollout.rewards.math_answers.number_parser import Reading, TooLargeError
 from rollout.rewards.math_answers.numbers import read_number, rounds, same_number
 from rollout.rewards.math_answers.operators import (
+    CHANGE,
     applications_as_symbols,
     derivatives_as_symbols,
     differences_as_symbols,
@@ -58,12 +59,12 @@ DERIVATIVE: Final = re.compile(
 """`\\frac{d}{dx}` before an expression, which is still to be derived."""
 TEXT: Final = re.compile(r"\\text ?\{[^{}]*\}")
 QUANTITY: Final = re.compile(
-    r"(?:\\(?:angle|measuredangle|triangle) ?[A-Z]{1,4}|[A-Z]{2,4}|\[[A-Z]{3,6}\]"
+    rf"(?:\\(?:angle|measuredangle|triangle) ?[A-Z]{{1,4}}|[A-Z]{{2,4}}|\[[A-Z]{{3,6}}\]|{CHANGE}"
     r"|\|\\?[a-zA-Z]{1,8}(?:_\w)?\||[fghFGHP](?:_\w|\^\{-1\})?'{0,2} ?\(.{1,100}\)"
     r"|(?P<function>[a-zA-Z])(?:_\w)?'{0,2} ?\((?:(?!(?P=function))[^()]){1,100}\))"
     r"(?: ?\^ ?(?:\d|\{\d\}))?"
 )
-"""A quantity that a question may ask for, besides a name: `AB^2`, `[ABC]`, `|z|^2`, `f(-1)`."""
+"""A quantity that is asked for, besides a name: `AB^2`, `[ABC]`, `|z|^2`, `f(-1)`, `\\Delta x`."""
 TEXT_INDEX: Final = re.compile(r"(?<=_\{)\\text ?\{ ?(\w{1,8}) ?\}(?=\})")
 """The index of `v_{\\text{max}}`."""
 POLYNOMIAL: Final = re.compile(
