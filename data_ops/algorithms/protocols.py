@@ -15,6 +15,7 @@ import numpy as np
 
 from data_ops.algorithms.policy_groups import PolicyGroup
 from data_ops.algorithms.samplers import Draft
+from storage.errors import ConfigError
 from storage.import_path import PluginKind
 from storage.records.rollouts import Order, Prompt, Shard
 
@@ -59,6 +60,20 @@ class Sample(Protocol):
     def arrange(self, draft: Draft) -> Draft:
         """Return the draft with its rows reordered, some left out, or replays added. No state."""
         ...
+
+
+def decision(value: object, algorithm: Curate | Filter) -> bool:
+    """Return what `accept` or `keep` has returned.
+
+    Raises ConfigError, naming the class, for another type: a coroutine would count as true.
+    """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    verb = "data.curate: accept" if hasattr(algorithm, "accept") else "data.filter: keep"
+    raise ConfigError(
+        f"{verb} of {type(algorithm).__name__} returned a {type(value).__name__}; it has to return "
+        f"True or False, see {PAGE}"
+    )
 
 
 PAGE = "docs/extending/data_algorithms.md"

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from data_ops.algorithms.protocols import Curate
+from data_ops.algorithms.protocols import Curate, decision
 from data_ops.prompts.stream import PromptStream, check_cursor
 from storage import layout
 from storage.errors import CorruptError, NotFoundError
@@ -133,7 +133,7 @@ class OrderWriter:
 
     def _is_wanted(self, prompt: Prompt, draws: Sequence[np.random.Generator]) -> bool:
         return all(
-            curator.accept(prompt, draw)
+            decision(curator.accept(prompt, draw), curator)
             for curator, draw in zip(self._curators, draws, strict=True)
         )
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from data_ops.algorithms import filters
 from data_ops.algorithms.advantages import AdvantageConfig, group_advantages
 from data_ops.algorithms.policy_groups import ModelLimits, PolicyGroup, route
-from data_ops.algorithms.protocols import Filter
+from data_ops.algorithms.protocols import Filter, decision
 from data_ops.config import DataConfig
 from storage.errors import CorruptError
 from storage.records.batches import BatchRow, LedgerEntry, SequenceKey
@@ -182,4 +182,6 @@ def _refusal(group: PolicyGroup, config: DataConfig, chain: Sequence[tuple[str, 
         return PARTIAL_GROUP
     if not group.rows:
         return ""
-    return next((name for name, algorithm in chain if not algorithm.keep(group)), "")
+    return next(
+        (name for name, algorithm in chain if not decision(algorithm.keep(group), algorithm)), ""
+    )

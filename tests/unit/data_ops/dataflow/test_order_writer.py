@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -220,6 +221,22 @@ def test_all_curators_must_accept(memory_store: ObjectStore) -> None:
     writer = ordering(memory_store, Odd(), Third())
     writer.see(0, None)
     assert ids(write(memory_store, writer)) == ["p/3", "p/9"]
+
+
+def test_a_curator_that_returns_no_decision_is_named(memory_store: ObjectStore) -> None:
+    class Undecided:
+        needs_shards = False
+
+        def observe(self, order: Order, shard: Shard) -> None:
+            raise AssertionError("it needs no shards")
+
+        def accept(self, prompt: Prompt, draw: np.random.Generator) -> Any:
+            return None
+
+    writer = ordering(memory_store, Odd(), Undecided())
+    writer.see(0, None)
+    with pytest.raises(ConfigError, match=r"data\.curate: accept of Undecided returned a NoneType"):
+        write(memory_store, writer)
 
 
 def test_a_restart_folds_the_same_shards_in_the_same_order(memory_store: ObjectStore) -> None:

@@ -1,14 +1,16 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from data_ops.algorithms.advantages import AdvantageConfig
-from data_ops.algorithms.policy_groups import ModelLimits
+from data_ops.algorithms.custom import CustomFilter
+from data_ops.algorithms.policy_groups import ModelLimits, PolicyGroup
 from data_ops.config import DataConfig
 from data_ops.dataflow.shard_ingest import IngestedGroups, all_rows, ingest_shard
 from storage import layout
-from storage.errors import NotFoundError
+from storage.errors import ConfigError, NotFoundError
 from storage.records.rollouts import Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore, open_store
@@ -52,6 +54,35 @@ def test_advantages_are_those_of_the_recipe_also_after_a_restart(run: ObjectStor
     )
     for found in (rows, tuple(loaded.values())):
         assert [row.advantages[-1] for row in found] == [0.5, -0.5]
+
+
+class Undecided:
+    """A filter that returns what its argument says."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def keep(self, group: PolicyGroup) -> Any:
+        return self.value
+
+
+def undecided(run: ObjectStore, value: object) -> IngestedGroups:
+    name = f"{__name__}:Undecided"
+    return ingest(run, shard(), filter=(CustomFilter(name=name, args={"value": value}),))
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes", np.array([True])])
+def test_a_filter_that_returns_no_decision_is_named(run: ObjectStore, value: object) -> None:
+    expected = rf"data\.filter: keep of Undecided returned a {type(value).__name__};.*True or False"
+    with pytest.raises(ConfigError, match=expected):
+        undecided(run, value)
+
+
+@pytest.mark.parametrize(("value", "num_rows"), [(np.True_, 2), (np.False_, 0)])
+def test_a_filter_may_decide_by_numpys_booleans(
+    run: ObjectStore, value: object, num_rows: int
+) -> None:
+    assert len(undecided(run, value).rows) == num_rows
 
 
 def test_a_group_with_equal_rewards_is_filtered_and_counts_in_the_reward_metrics(
