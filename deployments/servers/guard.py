@@ -3,6 +3,8 @@
     request ─▶ Host of this machine? ─▶ Origin of this server, or none? ─▶ authenticated? ─▶ app
                       └─ no: 403               └─ no: 403                        └─ no: 401
 
+The schema of Prefect's API is not served (404).
+
 A page of another site cannot reach the server, neither under the site's own host name (DNS
 rebinding: the Host is foreign) nor from its own address (the Origin is foreign). Prefect's
 application authenticates requests itself; MLflow's does not, so the guard does. `/open` logs a
@@ -30,6 +32,10 @@ Headers = Iterable[tuple[bytes, bytes]]
 HOSTS = ("127.0.0.1", "localhost")
 OPEN = "/open"
 HEALTH = "/health"
+NOT_SERVED = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
+"""FastAPI's pages about a server's API. Prefect's takes seconds of CPU time for each request of its
+schema, without the auth string, and the others load scripts of other hosts.
+"""
 COOKIE_DAYS = 90
 _PORT = re.compile(r"[0-9]{1,5}")
 POLICY_VIOLATION = 1008
@@ -40,6 +46,7 @@ UNAUTHORIZED = (
     "This server requires the stack's auth string. "
     "`astraflow up` prints an address that logs a browser in.\n"
 )
+NO_SUCH_PAGE = "This server does not serve the schema of its API.\n"
 EXPIRED = (
     "This address has expired, or belongs to another stack. `astraflow up` prints a new one.\n"
 )
@@ -131,6 +138,8 @@ class Guard:
             await _refuse(scope, send, 403, FOREIGN_HOST)
         elif origin is not None and not _is_own(origin, host):
             await _refuse(scope, send, 403, FOREIGN_ORIGIN)
+        elif scope["path"] in NOT_SERVED:
+            await _refuse(scope, send, 404, NO_SUCH_PAGE)
         elif scope["type"] == "http" and scope["path"] == OPEN:
             await self._open(scope, send, authorization)
         elif (

@@ -95,6 +95,18 @@ def test_the_health_check_needs_no_secret(mlflow: Guard) -> None:
     assert ask(mlflow, "/health/").status_code == 401
 
 
+@pytest.mark.parametrize(
+    "path", ["/openapi.json", "/open%61pi.json", "/docs", "/docs/oauth2-redirect", "/redoc?x=1"]
+)
+def test_the_schema_of_the_api_is_served_to_nobody(
+    prefect: Guard, application: Application, path: str
+) -> None:
+    """Prefect builds it anew for each request, before its own check."""
+    assert ask(prefect, path).status_code == 404
+    assert ask(prefect, path, authorization=BASIC).status_code == 404
+    assert application.reached == []
+
+
 def test_prefects_own_check_handles_requests_without_the_secret(prefect: Guard) -> None:
     assert ask(prefect, "/api/flows/filter", "POST").text == "reached"
 
