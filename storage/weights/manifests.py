@@ -220,16 +220,16 @@ def all_files(manifest: Manifest) -> tuple[FileInfo, ...]:
 
 
 def is_retired(run: ObjectStore, manifest: Manifest) -> bool:
-    """Return whether data of the version was deleted on purpose; for a delta without files, which
-    changes nothing, whether that of its base was.
+    """Return whether data of the version, or of one on its chain, was deleted on purpose.
 
     False where an interrupted retirement left all of it.
     """
     while run.exists(layout.retired(manifest.policy, manifest.version)):
-        files = all_files(manifest)
-        if files or manifest.base is None:
-            folder = _folder(manifest)
-            return not all(run.exists(f"{folder}/{file.name}") for file in files)
+        folder = _folder(manifest)
+        if not all(run.exists(f"{folder}/{file.name}") for file in all_files(manifest)):
+            return True
+        if manifest.base is None:
+            return False
         manifest = read_manifest(run, manifest.policy, manifest.base)
     return False
 

@@ -169,10 +169,10 @@ def plan(
         )
     tagged = tags.holding(run)
     recorded = set(layout.numbers(keys, partial(layout.retired, policy)))
+    gone = _without_data(chain, recorded, set(keys))
     wanted = _kept_versions(run, chain, retention, tagged, now_s)
-    kept = manifests.with_bases(
-        run, chain, wanted, set(keys), _without_data(chain, recorded, set(keys)), verify=verify
-    )
+    wanted = {version: why for version, why in wanted.items() if version not in gone}
+    kept = manifests.with_bases(run, chain, wanted, set(keys), gone, verify=verify)
     data = _data_keys(policy, keys)
     deleted = recorded - data.keys()
     # A version without data, whose delta changes nothing, is recorded too: its base is retired.
@@ -201,15 +201,14 @@ def plan(
 def _without_data(
     chain: Sequence[Manifest], recorded: Collection[int], keys: Collection[str]
 ) -> set[int]:
-    """Return the versions that are recorded as retired, without those whose data all exists: a gc
-    that was interrupted has deleted nothing of them. A delta without files has its base's data.
+    """Return the versions that are recorded as retired and that cannot be read any more: a file of
+    theirs, or of a version on their chain, is deleted. A gc that was interrupted leaves others.
     """
     gone: set[int] = set()
     for manifest in chain:
         folder = layout.weights(manifest.policy, manifest.version)
-        files = manifests.all_files(manifest)
-        is_gone = any(f"{folder}/{file.name}" not in keys for file in files)
-        if manifest.version in recorded and (is_gone or (not files and manifest.base in gone)):
+        lacks_file = any(f"{folder}/{file.name}" not in keys for file in manifest.files)
+        if manifest.version in recorded and (lacks_file or manifest.base in gone):
             gone.add(manifest.version)
     return gone
 

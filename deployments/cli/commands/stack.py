@@ -80,8 +80,10 @@ def deploy(
     from deployments.registration import automations, deployments, work_pools
     from deployments.registration import pools as pool_files
     from deployments.stack import environment, up_down
+    from tasks.services import notification_block
 
     environment.refuse_bad_addresses()
+    notification_block.check_name("--notify", notify)
     wanted = pool_files.load() if pools is None else pool_files.load(pools)
     api_url = up_down.adopt_server(home())
     shared = environment.of_pool({**environment.UNTRACKED, **environment.FLOW_RUN, **os.environ})

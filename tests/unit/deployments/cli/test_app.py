@@ -154,6 +154,16 @@ def test_deploying_to_an_unreachable_server_gives_an_error_of_one_sentence(
     assert "set PREFECT_API_URL" in result.stderr
 
 
+def test_deploy_refuses_the_address_of_a_webhook_before_it_registers_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)  # registering would fail for want of it
+    result = _call("deploy", "--notify", "https://hooks.example/secret")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("--notify does not name a notification block")
+    assert "secret" not in result.stderr.partition(";")[0]
+
+
 def test_an_invalid_address_gives_an_error_of_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "nonsense")
     result = _call("deploy")

@@ -22,7 +22,7 @@ from storage.store.object_store import ObjectStore
 from storage.store.s3 import S3Objects
 from storage.verify.violations import Findings
 from storage.verify.weights import WeightsAudit
-from storage.weights import manifests, publisher, reader, retention
+from storage.weights import manifests, publisher, reader, retention, tags
 from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention, Retired
 from tests.support.runs import builders
@@ -430,9 +430,10 @@ def test_a_delta_without_changes_is_retired_with_its_update_path(
         assert (record.policy, record.version) == ("solver", version)
     assert audited(memory_store) == []
     assert retention.plan(memory_store, "solver", keep_last, now_s).retired == {}
-    more = retention.plan(memory_store, "solver", Retention(last=4, every=0, grace_s=0.0), now_s)
+    more = replace(keep_last, last=4, versions={"solver": [2]})
     # 7 and 8 have no files, and 6, from which they are read, is deleted; 1 and 2 are read from 0.
-    assert more.returned == (1, 2)
+    planned = retention.plan(memory_store, "solver", more, now_s)
+    assert (planned.returned, list(planned.kept)) == ((1, 2), [0, 1, 2, 10, 11])
     unchanged = manifests.read_manifest(memory_store, "solver", 8)
     assert manifests.is_retired(memory_store, unchanged)
     for version in (6, 7):
@@ -614,6 +615,35 @@ def test_a_record_without_a_deletion_does_not_end_the_chain(memory_store: Object
     assert [planned.kept[version] for version in (4, 5, 6, 7)] == [EIGHT] * 4
     retention.retire(run, planned)
     assert [told_of(run, version) for version in (0, *range(4, 12))] == ["readable"] * 9
+
+
+def test_an_interrupted_gc_is_finished_though_versions_that_lost_their_bases_are_wanted(
+    memory_store: ObjectStore,
+) -> None:
+    run = anchored(memory_store)
+    planned = retention.plan(run, "solver", TWO, 1e12)
+    for version in planned.retired:
+        run.create(layout.retired("solver", version), b"{}")
+    for key in planned.retired[5]:
+        run.delete(key)
+    manifest = manifests.read_manifest(run, "solver", 4)
+    assert manifest.step is not None
+    run.delete(f"{layout.weights('solver', 4)}/{manifest.step.files[0].name}")
+    wanted = replace(TWO, versions={"solver": [2, 4, 7]})
+    planned = retention.plan(run, "solver", wanted, 1e12)
+    assert list(planned.kept) == [0, 1, 2, 4, 8, 9, 10, 11]
+    assert planned.returned == (1, 2)  # the delta of 4 is deleted, and its own tensors are not
+    assert sorted(planned.retired) == [3, 6, 7]
+    assert [
+        manifests.is_retired(run, manifests.read_manifest(run, "solver", version))
+        for version in (2, 5, 6, 7)
+    ] == [False, True, True, True]
+    retention.retire(run, planned)
+    again = retention.plan(run, "solver", wanted, 1e12)
+    assert (list(again.kept), again.retired, again.returned) == (list(planned.kept), {}, ())
+    assert [told_of(run, version) for version in planned.kept] == ["readable"] * 8
+    with pytest.raises(ConfigError, match="the data of version 7 of solver was retired"):
+        tags.create(run, "best", "solver", 7)
 
 
 def test_a_delta_that_is_listed_as_an_anchor_loses_no_base(memory_store: ObjectStore) -> None:
