@@ -25,6 +25,7 @@ from storage.records.batches import Batch, BatchRow
 from storage.records.rollouts import Group, Shard
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import reader
+from tasks.base_models.folders import Progress
 from tasks.base_models.publishing import publish_base_models
 from tasks.recipes.run_config import PolicyConfig, RunConfig
 from trainer.engines.engine import make_engine
@@ -38,8 +39,12 @@ ORDER = 0
 HOLDER = "astraflow doctor"
 
 
-def measure_mismatch(models: ObjectStore, config: RunConfig) -> dict[str, dict[str, float]]:
+def measure_mismatch(
+    models: ObjectStore, config: RunConfig, progress: Progress
+) -> dict[str, dict[str, float]]:
     """Return the metrics `trainer/mismatch/…` of each policy.
+
+    `progress` is called with each stage and its finished share.
 
     A tiny base model is built in the store `models` if it is not there; everything else is in a
     temporary folder. ConfigError where a run would end with one, and when a policy sampled nothing
@@ -48,7 +53,8 @@ def measure_mismatch(models: ObjectStore, config: RunConfig) -> dict[str, dict[s
     with temporary_folder("astraflow-doctor-") as folder:
         run = open_store(str(folder))
         specs = {policy: spec.model for policy, spec in config.policies.items()}
-        publish_base_models(models, run, specs, lambda stage, share: None)
+        publish_base_models(models, run, specs, progress)
+        progress(f"playing {NUM_PROMPTS} prompts", 0.0)
         shard = _as_shard(event_loop.run(_play(run, config)))
         routed = route(shard, list(config.policies), {})
         rows_of = {
@@ -57,10 +63,11 @@ def measure_mismatch(models: ObjectStore, config: RunConfig) -> dict[str, dict[s
         }
         if silent := [policy for policy, rows in rows_of.items() if not rows]:
             raise ConfigError(_silence(silent, shard))
-        return {
-            policy: _measured(run, policy, spec, rows_of[policy], config)
-            for policy, spec in config.policies.items()
-        }
+        metrics: dict[str, dict[str, float]] = {}
+        for policy, spec in config.policies.items():
+            progress(f"training {policy} for one step", len(metrics) / len(config.policies))
+            metrics[policy] = _measured(run, policy, spec, rows_of[policy], config)
+        return metrics
 
 
 def _silence(policies: Sequence[str], shard: Shard) -> str:

@@ -99,11 +99,11 @@ def _promote_the_better(
 ) -> None:
     """Decide by a contest; raises typer.Exit for a rejection."""
     from deployments.cli.output import tables
-    from deployments.cli.output.contest_progress import shown_progress
+    from deployments.cli.output.progress import shown_contest
     from tasks.promotion import promotion
     from tasks.promotion.contest import contest
 
-    with shown_progress() as on_progress:
+    with shown_contest() as on_progress:
         held = contest(opened, name, run, config, words, on_progress)
     against = f"decision {held.champion.number}" if held.champion else "no champion: its base model"
     say(f"{_named(held.candidate.team)} against {_named(held.opponent)} ({against})")

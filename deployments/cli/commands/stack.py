@@ -237,12 +237,14 @@ def doctor(
     from deployments.cli.doctor.machine import examine
     from deployments.cli.doctor.recipe import examine_recipe
     from deployments.cli.output import tables
+    from deployments.cli.output.progress import shown_stages
     from tasks.recipes.loader import load
 
     config = None if recipe is None else load(recipe)
     checks = examine(home())
     if config is not None:
-        checks += examine_recipe(store(), config)
+        with shown_stages() as progress:
+            checks += examine_recipe(store(), config, progress)
     show([asdict(check) for check in checks] if as_json else tables.checks_table(checks), as_json)
     if any(check.verdict == "fail" for check in checks):
         raise typer.Exit(EXIT_FAILED)

@@ -15,6 +15,7 @@ from storage.formats.model_sizes import ModelSizes
 from storage.machine import gpus
 from storage.machine.gpu_locks import GpuBusyError
 from storage.store.object_store import ObjectStore
+from tasks.base_models.folders import Progress
 from tasks.recipes.memory_plan import MemoryNeed, memory_plan
 from tasks.recipes.placement import Placed, overfull, placement
 from tasks.recipes.run_config import RunConfig
@@ -33,9 +34,11 @@ TOO_LARGE_HOST = (
 )
 
 
-def examine_recipe(models: ObjectStore, config: RunConfig) -> Iterator[Check]:
+def examine_recipe(models: ObjectStore, config: RunConfig, progress: Progress) -> Iterator[Check]:
     """Compare the memory of each member with that of this machine, and measure the mismatch of each
     policy, unless a member does not fit; tiny base models are kept in `models`.
+
+    `progress` is called with each stage and its finished share.
     """
     yield from placement_checks(config)
     sizes: dict[str, ModelSizes] = {}
@@ -55,7 +58,7 @@ def examine_recipe(models: ObjectStore, config: RunConfig) -> Iterator[Check]:
     from tasks.mismatch_probe import measure_mismatch
 
     try:
-        yield from mismatch_checks(config, measure_mismatch(models, config))
+        yield from mismatch_checks(config, measure_mismatch(models, config, progress))
     except GpuBusyError as error:
         yield Check("mismatch", "warn", f"not measured: {error}", "measure it on free GPUs")
     except (AstraFlowError, EngineFailedError, OSError) as error:

@@ -1,11 +1,14 @@
 """`astraflow doctor --recipe`: verdicts, and both engines of a recipe with a model of random weights."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from deployments.cli.app import app
+from deployments.cli.doctor.machine import Check
 from deployments.cli.doctor.recipe import (
     PAGE,
     examine_recipe,
@@ -17,6 +20,7 @@ from storage.errors import ConfigError
 from storage.formats.model_sizes import ModelSizes
 from storage.store.object_store import ObjectStore
 from tasks import mismatch_probe
+from tasks.base_models.folders import Progress
 from tasks.mismatch_probe import measure_mismatch
 from tasks.recipes.loader import load
 from tasks.recipes.memory_plan import memory_plan
@@ -68,6 +72,10 @@ def test_the_limits_of_the_recipe_give_the_verdict(limits: dict[str, float], ver
     )
 
 
+def unseen(stage: str, share: float) -> None:
+    """Progress that nobody sees."""
+
+
 def test_a_mismatch_that_is_not_finite_has_failed_and_none_is_a_warning() -> None:
     config = load("single_policy_tiny")
     (infinite,) = mismatch_checks(config, {"solver": {"trainer/mismatch/tokens": 64.0}})
@@ -77,22 +85,28 @@ def test_a_mismatch_that_is_not_finite_has_failed_and_none_is_a_warning() -> Non
 
 
 def test_both_engines_of_a_recipe_agree_in_float32(memory_store: ObjectStore) -> None:
-    metrics = measure_mismatch(memory_store, load("single_policy_tiny", SMALL))["solver"]
+    stages: dict[str, float] = {}
+    trained = {"policies.solver.model": {"tiny": RANDOM | {"skill_iterations": 1}}}
+    config = load("single_policy_tiny", SMALL | trained)
+    metrics = measure_mismatch(memory_store, config, stages.__setitem__)["solver"]
     assert metrics.keys() == METRICS.keys() | {"trainer/mismatch/k3"}
     assert 8 <= metrics["trainer/mismatch/tokens"] <= 5 * mismatch_probe.NUM_PROMPTS
     assert metrics["trainer/mismatch/mean_abs"] < 1e-5
     assert metrics["trainer/mismatch/ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    *building, playing, training = stages
+    assert len(building) >= 1
+    assert (playing, training) == ("playing 8 prompts", "training solver for one step")
 
 
 def test_a_policy_that_samples_nothing_is_named_with_the_reason(memory_store: ObjectStore) -> None:
     config = load("single_policy_tiny", SMALL | {"rollout.engine.max_tokens": 6})
     with pytest.raises(ConfigError, match=r"solver sampled no token to train on in 8 episodes: 8 "):
-        measure_mismatch(memory_store, config)
+        measure_mismatch(memory_store, config, unseen)
 
 
 def test_a_recipe_that_cannot_run_has_failed(memory_store: ObjectStore) -> None:
     config = load("single_policy_tiny", SMALL | {"rollout.engine.max_tokens": 6})
-    *memory, check = examine_recipe(memory_store, config)
+    *memory, check = examine_recipe(memory_store, config, unseen)
     assert [each.name for each in memory] == ["memory trainer solver", "memory a worker"]
     assert (check.name, check.verdict) == ("mismatch", "fail")
     assert check.finding.startswith("solver sampled no token to train on")
@@ -104,10 +118,24 @@ def test_a_server_that_cannot_start_has_failed(memory_store: ObjectStore, tmp_pa
     python.chmod(0o700)
     engine = {"name": "sglang", "sglang": {"python": str(python)}}
     *_, check = examine_recipe(
-        memory_store, load("single_policy_tiny", SMALL | {"rollout.engine": engine})
+        memory_store, load("single_policy_tiny", SMALL | {"rollout.engine": engine}), unseen
     )
     assert (check.name, check.verdict) == ("mismatch", "fail")
     assert "no python here" in check.finding
+
+
+def test_the_command_shows_its_stages_beside_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def examined(models: ObjectStore, config: RunConfig, progress: Progress) -> Iterator[Check]:
+        progress("building a base model", 0.5)
+        yield Check("mismatch solver", "ok", "none")
+
+    monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("deployments.cli.doctor.recipe.examine_recipe", examined)
+    result = CliRunner().invoke(app, ["doctor", "--recipe", "single_policy_tiny", "--json"])
+    assert json.loads(result.stdout)[-1]["name"] == "mismatch solver"
+    assert "building a base model" in result.stderr
 
 
 def test_the_command_refuses_a_recipe_that_does_not_exist(
@@ -260,7 +288,7 @@ def test_a_recipe_that_does_not_fit_is_not_measured(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.cli.doctor.recipe.device_bytes", lambda: {"cpu": 1000})
-    checks = list(examine_recipe(memory_store, load("single_policy_tiny", SMALL)))
+    checks = list(examine_recipe(memory_store, load("single_policy_tiny", SMALL), unseen))
     assert [check.verdict for check in checks] == ["fail", "fail"]
 
 
