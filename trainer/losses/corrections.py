@@ -23,6 +23,7 @@ Shape legend: N loss tokens of some sequences, B those sequences.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 from pydantic import Discriminator, Tag
@@ -167,7 +168,7 @@ class CustomCorrection(Frozen):
     def make(self) -> Correction:
         """Import the class and build the correction. ConfigError where either is impossible."""
         try:
-            correction: Correction = self.find()(**self.args)
+            correction = self.find()(**self.args)
         except ConfigError as error:
             raise ConfigError(f"train.loss.correction.path: {error}") from error
         except AstraFlowError:
@@ -176,7 +177,7 @@ class CustomCorrection(Frozen):
             raise ConfigError(
                 f"train.loss.correction.args: {self.path} refuses {self.args}: {described(error)}"
             ) from error
-        return correction
+        return _UserCorrection(correction)
 
     def find(self) -> Any:
         """Import the class and check it without building it.
@@ -189,6 +190,18 @@ class CustomCorrection(Frozen):
                 f"{self.path} does not take args {self.args} ({reason}); correct them"
             )
         return correction_class
+
+
+@dataclass(frozen=True, eq=False)
+class _UserCorrection:
+    """A user's correction, whose method gets tensors of its own: it may work in place."""
+
+    correction: Correction
+
+    def token_weights(self, proximal_N: Tensor, behaviour_N: Tensor, sequence_N: Tensor) -> Tensor:
+        return self.correction.token_weights(
+            proximal_N.clone(), behaviour_N.clone(), sequence_N.clone()
+        )
 
 
 CORRECTION: Final = PluginKind("correction", Correction, "docs/extending/losses.md")

@@ -20,6 +20,7 @@ from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.engines.torch.host_tensors import to_torch
 from trainer.losses import CustomLoss, PpoClip
+from trainer.losses.corrections import CustomCorrection
 from trainer.losses.loss import Prepared, TokenLoss
 from trainer.losses.surrogates import masked_ratio
 
@@ -70,6 +71,62 @@ class CentredLogRatio(Plain):
         self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
     ) -> TokenLoss:
         return masked_ratio(logprobs_N, behaviour_N, advantages_N, prepared.per_token["keep"])
+
+
+class Weighted(Plain):
+    """−min(ρ, 1.1)ρA, from its arguments as they are."""
+
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
+        weight_N = (logprobs_N - behaviour_N).exp().clamp(max=1.1)
+        return Prepared(per_token={"weight": weight_N})
+
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
+        ratio_N = (logprobs_N - behaviour_N).exp()
+        values_N = -prepared.per_token["weight"] * advantages_N * ratio_N
+        return TokenLoss(values_N, torch.zeros_like(advantages_N, dtype=torch.bool))
+
+
+class WeightedInPlace(Weighted):
+    """The same numbers by operations in place, which change all arguments."""
+
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
+        advantages_N.zero_()
+        weight_N = logprobs_N.sub_(behaviour_N).exp_().clamp_(max=1.1)
+        behaviour_N.zero_()
+        return Prepared(per_token={"weight": weight_N})
+
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
+        result = super().token_losses(
+            prepared, logprobs_N, behaviour_N.clone(), advantages_N.clone()
+        )
+        for tensor_N in (logprobs_N.detach(), behaviour_N, advantages_N):
+            tensor_N.zero_()
+        return result
+
+
+class WholeInPlace(WeightedInPlace):
+    whole_minibatch = True
+
+
+class InverseRatio:
+    """w = min(b/p, 2)."""
+
+    def token_weights(self, proximal_N: Tensor, behaviour_N: Tensor, sequence_N: Tensor) -> Tensor:
+        return (behaviour_N - proximal_N).exp().clamp(max=2.0)
+
+
+class InverseRatioInPlace:
+    """The same numbers by operations in place, which change all arguments."""
+
+    def token_weights(self, proximal_N: Tensor, behaviour_N: Tensor, sequence_N: Tensor) -> Tensor:
+        behaviour_N.sub_(proximal_N)
+        proximal_N.zero_()
+        sequence_N.zero_()
+        return behaviour_N.exp_().clamp_(max=2.0)
 
 
 class Broken(Plain):
@@ -153,6 +210,31 @@ def test_a_loss_of_the_whole_minibatch_does_not_depend_on_micro_batches() -> Non
     assert 0.2 < metrics["trainer/masked_share"] < 0.8
     assert split_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
     assert all(np.allclose(weights[name], split[name], rtol=1e-4, atol=1e-5) for name in weights)
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [4096, 16])
+@pytest.mark.parametrize("name", ["WeightedInPlace", "WholeInPlace"])
+def test_a_loss_that_works_in_place_trains_the_same_bits(
+    name: str, micro_batch_tokens: int
+) -> None:
+    update = {"micro_batch_tokens": micro_batch_tokens}
+    metrics, weights = stepped(custom("Weighted").model_copy(update=update))
+    other_metrics, other = stepped(custom(name).model_copy(update=update))
+    assert other_metrics == metrics
+    assert all(np.array_equal(weights[name], other[name]) for name in weights)
+
+
+def test_a_correction_that_works_in_place_trains_the_same_bits() -> None:
+    def corrected(name: str) -> TrainConfig:
+        correction = CustomCorrection(path=f"{HERE}:{name}")
+        loss = CustomLoss(path=f"{HERE}:Weighted", correction=correction)
+        return LINEAR.model_copy(update={"loss": loss})
+
+    metrics, weights = stepped(corrected("InverseRatio"))
+    other_metrics, other = stepped(corrected("InverseRatioInPlace"))
+    assert metrics["trainer/ratio/mean"] == 1.0  # of the trained and the proximal policy
+    assert other_metrics == metrics
+    assert all(np.array_equal(weights[name], other[name]) for name in weights)
 
 
 def test_a_constant_with_the_name_of_a_metric_is_refused() -> None:
