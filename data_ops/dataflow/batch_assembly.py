@@ -13,6 +13,7 @@ from dataclasses import replace
 from textwrap import shorten
 
 from data_ops.algorithms import samplers
+from data_ops.algorithms.filters import ZeroAdvantage
 from data_ops.algorithms.policy_groups import ModelLimits
 from data_ops.algorithms.protocols import Sample
 from data_ops.config import DataConfig, PolicyData
@@ -41,7 +42,7 @@ EQUAL_REWARDS = (
     "all of a group's rewards were equal; prompts of another difficulty or more samples_per_prompt "
     "may help"
 )
-LEFT_OUT = "groups with a failed episode, or with equal rewards, are left out"
+NO_SEQUENCE = "the workflow recorded no sequence in which the policy sampled a token"
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,8 @@ class BatchAssembly:
         self._failures: Counter[str] = Counter()
         """Errors of the failed episodes among them."""
         self._failure_kinds: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
+        """Sequences of those groups by the reason in the ledger."""
         self._unreadable = 0
         """Orders among them that cannot be read, or whose shard cannot."""
         self._problem = ""
@@ -158,14 +161,24 @@ class BatchAssembly:
         """Return why the groups that were read held nothing to train on."""
         failed = self._failures.total()
         if not failed:
-            return EQUAL_REWARDS
+            return self._commonest_refusal()
         error, count = self._failures.most_common(1)[0]
         kinds = ", ".join(f"{number} {kind}" for kind, number in self._failure_kinds.most_common())
         why = (
             f"{failed} of {self._episodes} episodes failed ({kinds}), "
             f"{count} of them with {shorten(error, ERROR_CHARACTERS_MAX)}"
         )
-        return why if failed == self._episodes else f"{why}; {LEFT_OUT}"
+        return why if failed == self._episodes else f"{why}; {self._commonest_refusal()}"
+
+    def _commonest_refusal(self) -> str:
+        """Return why most sequences were filtered, by the ledger's reason."""
+        if not self._refusals:
+            return NO_SEQUENCE
+        reason, count = self._refusals.most_common(1)[0]
+        if reason == ZeroAdvantage().name:
+            return EQUAL_REWARDS
+        total = self._refusals.total()
+        return f"{count} of {total} sequences were filtered with the reason {reason}"
 
     def poll_version(self) -> None:
         """Look for newer weights in the store.
@@ -228,6 +241,7 @@ class BatchAssembly:
             self._untrainable, self._episodes, self._unreadable = 0, 0, 0
             self._failures.clear()
             self._failure_kinds.clear()
+            self._refusals.clear()
             return
         self._untrainable += shard.num_groups
         self._episodes += len(shard.episodes)
@@ -235,6 +249,7 @@ class BatchAssembly:
             episode.error for episode in shard.episodes if episode.error is not None
         )
         self._failure_kinds.update(failures_by_kind(shard.episodes))
+        self._refusals.update(entry.reason for entry in groups.entries)
 
     def _count_unreadable(self, problem: str) -> None:
         self._untrainable += self._config.prompts_per_order
