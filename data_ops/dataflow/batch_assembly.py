@@ -59,17 +59,19 @@ def no_span(component: str) -> AbstractContextManager[None]:
 
 
 def stall_reason(assemblies: Iterable["BatchAssembly"]) -> str:
-    """Return why nothing that is played can be trained on, for each policy that this is true of;
-    policies with the same reason share a sentence. Empty when there is none.
+    """Return why no batches are made of what is played, for each policy that this is true of;
+    policies that drop all groups for the same reason share a sentence. Empty when there is none.
     """
+    assemblies = tuple(assemblies)
     policies: dict[tuple[int, str], list[str]] = {}
     for assembly in assemblies:
         if assembly.untrainable_groups[0]:
             policies.setdefault(assembly.untrainable_groups, []).append(assembly.policy)
-    return "; ".join(
+    dropped = (
         f"the last {groups} groups held nothing to train {' or '.join(names)} on: {why}"
         for (groups, why), names in policies.items()
     )
+    return "; ".join([*dropped, *(each.left_out for each in assemblies if each.left_out)])
 
 
 class BatchAssembly:
@@ -156,6 +158,17 @@ class BatchAssembly:
         if self._episodes or not reasons:
             reasons.append(self._why_not_kept())
         return self._untrainable, "; ".join(reasons)
+
+    @property
+    def left_out(self) -> str:
+        """Why a batch's worth of waiting rows makes no batch; empty where it makes one."""
+        if not self.ledger.left_out_by:
+            return ""
+        return (
+            f"{self.ledger.num_waiting} sequences of {self.policy} wait, and data.sample "
+            f"({self.ledger.left_out_by}) leaves out so many of them that no batch of "
+            f"{self._data.batch_size} can be made"
+        )
 
     def _why_not_kept(self) -> str:
         """Return why the groups that were read held nothing to train on."""

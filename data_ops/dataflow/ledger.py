@@ -48,6 +48,8 @@ class Ledger:
         """Newest batch."""
         self.closed_below = 0
         """Every order below this one has been ingested."""
+        self.left_out_by = ""
+        """Class of the sampler that left out so many of enough rows that no batch was made."""
         self._closed: set[int] = set()
         self._waiting: dict[SequenceKey, BatchRow] = {}
         self._entries: list[LedgerEntry] = []
@@ -153,8 +155,12 @@ class Ledger:
         """
         self.expire()
         draft = self.draft(seed, trained)
+        self.left_out_by = ""
         for sampler in reversed(samplers):
             draft = _checked(sampler.arrange(draft), sampler)
+            num_left = len(draft.replays) + len(draft.rows)
+            if num_left < self.batch_size <= self.num_waiting and not self.left_out_by:
+                self.left_out_by = type(sampler).__name__
         replays = draft.replays[: self.batch_size]
         fresh = draft.rows[: self.batch_size - len(replays)]
         if len(replays) + len(fresh) < self.batch_size:

@@ -254,6 +254,33 @@ def test_a_stall_reason_has_the_reason_for_which_most_sequences_were_filtered(
     )
 
 
+class LeavesOut:
+    """A sampler that leaves out all rows of the orders below 4."""
+
+    def arrange(self, draft: Draft) -> Draft:
+        return replace(draft, rows=tuple(row for row in draft.rows if row.key.order >= 4))
+
+
+def test_a_sampler_that_leaves_out_too_many_rows_for_a_batch_is_a_stall_reason(
+    memory_store: ObjectStore,
+) -> None:
+    publisher.publish(memory_store, POLICY, 0, tensors(0))
+    assembly = assembly_of(memory_store, size=2, sample=["fifo", f"{__name__}:LeavesOut", "edf"])
+    ingest(assembly, 1, row(key(1)))
+    assert assembly.make_batches() == 0
+    assert stall_reason([assembly]) == ""  # there are too few rows yet
+    ingest(assembly, 2, row(key(2)))
+    assert assembly.make_batches() == 0
+    assert stall_reason([assembly]) == (
+        "2 sequences of solver wait, and data.sample (LeavesOut) leaves out so many of them that "
+        "no batch of 2 can be made"
+    )
+    write_orders(memory_store, 6)
+    ingest(assembly, 4, row(key(4)), row(key(4, 1)))
+    assert assembly.make_batches() == 1
+    assert stall_reason([assembly]) == ""
+
+
 def test_metrics_of_a_batch_cover_the_shards_since_the_previous_batch(
     memory_store: ObjectStore,
 ) -> None:
