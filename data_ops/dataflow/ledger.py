@@ -153,11 +153,19 @@ class Ledger:
         `trained(n)` returns rows of earlier batches for replay algorithms. Rows go on waiting until
         `advance`.
         """
+        offered: set[BatchRow] = set()
+
+        def candidates(count: int) -> tuple[BatchRow, ...]:
+            rows = trained(count)
+            offered.update(rows)
+            return rows
+
         self.expire()
-        draft = self.draft(seed, trained)
+        draft = self.draft(seed, candidates)
         self.left_out_by = ""
         for sampler in reversed(samplers):
             draft = _checked(sampler.arrange(draft), sampler)
+            _check_replays(draft.replays, offered, sampler)
             num_left = len(draft.replays) + len(draft.rows)
             if num_left < self.batch_size <= self.num_waiting and not self.left_out_by:
                 self.left_out_by = type(sampler).__name__
@@ -165,7 +173,7 @@ class Ledger:
         fresh = draft.rows[: self.batch_size - len(replays)]
         if len(replays) + len(fresh) < self.batch_size:
             return None
-        self._check_choice(fresh, replays)
+        self._check_fresh(fresh)
         used = {row.key for row in fresh}
         deferred = self._deferred(fresh, len(replays))
         closed_below = min((self.closed_below, *deferred))
@@ -217,9 +225,9 @@ class Ledger:
                 num_listed += sizes[order]
         return deferred
 
-    def _check_choice(self, fresh: Sequence[BatchRow], replays: Sequence[BatchRow]) -> None:
-        """Raise ConfigError when samplers use a sequence twice, other than as a replay, or one that
-        does not wait, or that they have changed.
+    def _check_fresh(self, fresh: Sequence[BatchRow]) -> None:
+        """Raise ConfigError when samplers use a waiting sequence twice, or one that does not wait,
+        or that they have changed.
         """
         keys = [row.key for row in fresh]
         if len(set(keys)) < len(keys) or any(
@@ -230,11 +238,6 @@ class Ledger:
                 "that does not wait or was changed; "
                 "a sampler may only reorder and leave out Draft.rows (replays go into "
                 "Draft.replays)"
-            )
-        if any(row.key in self._waiting for row in replays):
-            raise ConfigError(
-                f"data.sample replays a row of {self.policy} that was never trained on; "
-                "a sampler may only take Draft.replays from Draft.trained"
             )
 
 
@@ -249,6 +252,18 @@ def _checked(draft: object, sampler: Sample) -> Draft:
         f"the sampler {type(sampler).__name__} of data.sample returned no Draft whose rows and "
         "replays are tuples of rows"
     )
+
+
+def _check_replays(replays: Sequence[BatchRow], offered: set[BatchRow], sampler: Sample) -> None:
+    """Raise ConfigError, naming the sampler, for a replay that `Draft.trained` has not returned, or
+    that is one of several of its sequence.
+    """
+    if len({row.key for row in replays}) < len(replays) or not offered.issuperset(replays):
+        raise ConfigError(
+            f"the sampler {type(sampler).__name__} of data.sample replays a row twice, or one that "
+            "Draft.trained did not return or that was changed; a sampler may only take "
+            "Draft.replays from Draft.trained, each row once"
+        )
 
 
 def _as_replay(row: BatchRow) -> BatchRow:
