@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from storage.errors import AstraFlowError, ConfigError
-from storage.import_path import PluginKind, constructor_fault, described, resolve
+from storage.import_path import PluginKind, constructor_fault, described, foreign_code, resolve
 from trainer.losses.aggregation import Aggregated
-from trainer.losses.loss import Loss, Prepared, TokenLoss
+from trainer.losses.loss import Loss, Prepared, TokenLoss, check_prepared, check_token_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ class CustomLoss(Aggregated):
             raise ConfigError(
                 f"train.loss.args: {self.path} refuses {self.args}: {described(error)}"
             ) from error
-        return _UserLoss(loss)
+        return _UserLoss(self.path, loss)
 
     def find(self) -> Any:
         """Import the class and check it without building it.
@@ -59,8 +59,11 @@ class CustomLoss(Aggregated):
 
 @dataclass(frozen=True, eq=False)
 class _UserLoss:
-    """A user's loss, whose methods get tensors of their own: they may work in place."""
+    """A user's loss. Its methods get tensors of their own, since they may work in place; what they
+    raise, or return against the contract, is a ConfigError.
+    """
 
+    path: str
     loss: Loss
 
     @property
@@ -68,11 +71,21 @@ class _UserLoss:
         return self.loss.whole_minibatch
 
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
-        return self.loss.prepare(logprobs_N.clone(), behaviour_N.clone(), advantages_N.clone())
+        import torch
+
+        with foreign_code(f"train.loss.path: prepare of {self.path}", torch.OutOfMemoryError):
+            result = self.loss.prepare(
+                logprobs_N.clone(), behaviour_N.clone(), advantages_N.clone()
+            )
+            return check_prepared(result, len(logprobs_N))
 
     def token_losses(
         self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
     ) -> TokenLoss:
-        return self.loss.token_losses(
-            prepared, logprobs_N.clone(), behaviour_N.clone(), advantages_N.clone()
-        )
+        import torch
+
+        with foreign_code(f"train.loss.path: token_losses of {self.path}", torch.OutOfMemoryError):
+            result = self.loss.token_losses(
+                prepared, logprobs_N.clone(), behaviour_N.clone(), advantages_N.clone()
+            )
+            return check_token_loss(result, len(logprobs_N))

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -139,12 +140,34 @@ class TakesAMetric(Plain):
         return Prepared({"loss": 1.0, "kl": 2.0})
 
 
-class Summed(Plain):
+class Wrong(Plain):
+    """Has one fault."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.factor = 1.0
+
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Any:
+        faults = {
+            "no prepared": None,
+            "metric": Prepared({"mean": None}),  # type: ignore[dict-item]
+            "short": Prepared(per_token={"w": torch.ones(1)}),
+        }
+        return faults.get(self.fault, Prepared({"mean": torch.tensor(1.0)}))  # type: ignore[dict-item]
+
     def token_losses(
         self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
     ) -> TokenLoss:
         every = super().token_losses(prepared, logprobs_N, behaviour_N, advantages_N)
-        return TokenLoss(every.values_N.sum(), every.clipped_N)
+        if self.fault == "raised":
+            raise KeyError("oops")
+        values: Any = {
+            "sum": every.values_N.sum(),
+            "list": every.values_N.tolist(),
+            "integers": every.values_N.long(),
+            "detached": every.values_N.detach(),
+        }[self.fault]
+        return TokenLoss(values, every.clipped_N)
 
 
 class WithoutStatement:
@@ -244,11 +267,24 @@ def test_a_constant_with_the_name_of_a_metric_is_refused() -> None:
         stepped(custom("TakesAMetric"))
 
 
-def test_a_scalar_in_place_of_a_loss_per_token_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"token_losses must return values_N of shape \[\d+\], not \[\]"
-    ):
-        stepped(custom("Summed"))
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no prepared", "prepare of .* failed: it must return a Prepared, not NoneType"),
+        ("metric", r"prepare of .* failed: scalars\['mean'\] must be a number, not NoneType"),
+        ("short", r"prepare of .* failed: per_token\['w'\] .* shape \[\d+\], not Tensor \[1\]"),
+        ("sum", r"token_losses of .* failed: values_N .* shape \[\d+\], not Tensor \[\]"),
+        ("list", r"token_losses of .* failed: values_N .* shape \[\d+\], not list \[\]"),
+        ("integers", "token_losses of .* failed: values_N must be floating-point values with a"),
+        ("detached", "token_losses of .* failed: values_N must be floating-point values with a"),
+        ("raised", "token_losses of .* failed: KeyError: 'oops'"),
+    ],
+)
+def test_a_fault_of_a_custom_loss_names_setting_and_class(fault: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^train\.loss\.path: {message}") as raised:
+        stepped(custom("Wrong", fault=fault))
+    assert f" of {HERE}:Wrong failed" in str(raised.value)
+    assert raised.value.__cause__ is not None
 
 
 def test_a_class_without_the_loss_interface_is_refused_before_it_is_built() -> None:
