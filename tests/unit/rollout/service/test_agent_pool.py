@@ -12,10 +12,12 @@ from rollout.config import (
     SglangConfig,
     WorkflowConfig,
 )
-from rollout.rewards.reward import Judgement
+from rollout.rewards.math_reward import MathReward
+from rollout.rewards.reward import Judgement, Reward
 from rollout.service import agent_pool
 from rollout.service.agent_pool import check_agent_pool, open_agent_pool
 from rollout.service.episode_runner import run_prompts
+from rollout.workflows import make_workflow
 from rollout.workflows.single_turn import SingleTurn
 from storage import layout
 from storage.errors import ConfigError, CorruptError, NotFoundError
@@ -265,3 +267,17 @@ async def test_retired_versions_are_skipped_and_damage_is_reported(
     with pytest.raises(CorruptError, match=r"weights/solver/00000003"):
         await pool.load_newest(memory_store)
     await pool.close()
+
+
+class WithoutPrompt(SingleTurn):
+    def __init__(self, reward: Reward) -> None:
+        raise FileNotFoundError("no prompt.txt")
+
+
+def test_an_error_of_the_constructor_names_the_workflow() -> None:
+    config = WorkflowConfig(name=f"{__name__}:WithoutPrompt")
+    with pytest.raises(
+        ConfigError,
+        match=rf"^rollout\.workflow\.args: the constructor of {config.name} failed: FileNotFoundError",
+    ):
+        make_workflow(config, MathReward(1.0))
