@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from data_ops.algorithms.protocols import Sample
+from data_ops.algorithms.protocols import Sample, calling
 from data_ops.algorithms.samplers import Draft
 from storage.errors import ConfigError
 from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
@@ -164,7 +164,9 @@ class Ledger:
         draft = self.draft(seed, candidates)
         self.left_out_by = ""
         for sampler in reversed(samplers):
-            draft = _checked(sampler.arrange(draft), sampler)
+            with calling(sampler, "arrange"):
+                arranged = sampler.arrange(draft)
+            draft = _checked(arranged, sampler)
             _check_replays(draft.replays, offered, sampler)
             num_left = len(draft.replays) + len(draft.rows)
             if num_left < self.batch_size <= self.num_waiting and not self.left_out_by:

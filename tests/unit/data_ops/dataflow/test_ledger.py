@@ -187,6 +187,19 @@ def test_a_sampler_cannot_use_a_row_twice_or_one_that_is_not_waiting(fault: str)
         ledger.assemble([Cheat()], 0, no_rows)
 
 
+def test_a_sampler_that_raises_is_named() -> None:
+    class Wrong:
+        def arrange(self, draft: Draft) -> Draft:
+            raise KeyError("oops")
+
+    ledger = new_ledger()
+    ledger.ingest(0, rows(0, 0, 0))
+    with pytest.raises(
+        ConfigError, match=r"^data\.sample: arrange of Wrong failed: KeyError: 'oops'$"
+    ):
+        ledger.assemble([Wrong()], 0, no_rows)
+
+
 @pytest.mark.parametrize(
     "replays",
     [
