@@ -12,6 +12,7 @@ from rollout.config import (
     SglangConfig,
     WorkflowConfig,
 )
+from rollout.engines.engine import make_engine
 from rollout.rewards.math_reward import MathReward
 from rollout.rewards.reward import Judgement, Reward
 from rollout.service import agent_pool
@@ -281,3 +282,35 @@ def test_an_error_of_the_constructor_names_the_workflow() -> None:
         match=rf"^rollout\.workflow\.args: the constructor of {config.name} failed: FileNotFoundError",
     ):
         make_workflow(config, MathReward(1.0))
+
+
+class WithCapacity(ScriptedEngine):
+    value: ClassVar[Any] = 0
+
+    def capacity(self) -> int:
+        if isinstance(self.value, Exception):
+            raise self.value
+        made: int = self.value
+        return made
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (0, "returned 0; it must return the number of requests decoded together"),
+        (-1, "returned -1; it must"),
+        (None, "returned None; it must"),
+        (True, "returned True; it must"),
+        (KeyError("oops"), "failed: KeyError: 'oops'"),
+    ],
+)
+def test_an_engine_without_capacity_is_named(
+    monkeypatch: pytest.MonkeyPatch, value: Any, fault: str
+) -> None:
+    """A semaphore of 0 would start no episode, for ever."""
+    monkeypatch.setattr(WithCapacity, "value", value)
+    name = f"{__name__}:WithCapacity"
+    with pytest.raises(
+        ConfigError, match=rf"^rollout\.engine\.name: capacity\(\) of {name} {fault}"
+    ):
+        make_engine(EngineConfig(name=name), {})
