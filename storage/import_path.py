@@ -12,16 +12,18 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from storage.errors import ConfigError
+from storage.errors import AstraFlowError, ConfigError
 from storage.plain_names import quoted
 
 ALLOW_VARIABLE = "ASTRAFLOW_IMPORT_ALLOW"
 """Packages and modules, joined by commas, whose classes a recipe may name; unset: all installed."""
 _PATH = re.compile(r"((?:[A-Za-z]\w*\.)*[A-Za-z]\w*):([A-Za-z]\w*)", re.ASCII)
+_PASSED = (AstraFlowError, MemoryError, ConnectionError, TimeoutError)
 
 T = TypeVar("T")
 
@@ -85,7 +87,7 @@ def constructor_fault(cls: Any, kind: PluginKind, arguments: Mapping[str, Any]) 
     return ""
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """Return an exception of foreign code as a clause of a message.
 
     ValueError and TypeError are written as their text alone, others with their class.
@@ -93,6 +95,27 @@ def described(error: Exception) -> str:
     text = str(error).strip()
     is_plain = isinstance(error, TypeError | ValueError) and text
     return text if is_plain else f"{type(error).__name__}: {text}"
+
+
+@contextmanager
+def foreign_code(where: str, *passed: type[Exception]) -> Iterator[None]:
+    """Run code of the class that a recipe names by an import path.
+
+    Args:
+        where: the setting and what is called: `train.loss.path: prepare of my_losses:Cispo`.
+        passed: further errors that are raised as they are.
+
+    Raises:
+        ConfigError: the code raised; begins with `where`.
+        AstraFlowError, MemoryError, ConnectionError, TimeoutError: as the code raised them. The
+            last three may be gone after a restart.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # foreign code may raise anything
+        if isinstance(error, (*_PASSED, *passed)):
+            raise
+        raise ConfigError(f"{where} failed: {described(error)}") from error
 
 
 def check_name(name: str, builtins: Mapping[str, Any]) -> None:

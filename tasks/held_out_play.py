@@ -57,7 +57,9 @@ async def pool_with(
         own = engine.sglang.model_copy(update={"shared": False})
         engine = engine.model_copy(update={"sglang": own})
     rollout = config.rollout.model_copy(update={"engine": engine})
-    pool = make_agent_pool(fetch_files, rollout, sampling_of(config, evaluation))
+    pool = await in_system_thread(
+        make_agent_pool, fetch_files, rollout, sampling_of(config, evaluation)
+    )
     try:
         for policy in pool.engines:
             run, version = versions[policy]

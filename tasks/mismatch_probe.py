@@ -16,6 +16,7 @@ from rollout.placement import worker_gpus
 from rollout.service import event_loop
 from rollout.service.agent_pool import open_agent_pool
 from rollout.service.episode_runner import run_prompts
+from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
 from storage.formats.json_objects import parse
 from storage.formats.model_config import MODEL_CONFIG
@@ -88,7 +89,7 @@ async def _play(run: ObjectStore, config: RunConfig) -> tuple[Group, ...]:
     prompts, _ = config.data.prompts.stream().take({}, NUM_PROMPTS)
     engine = config.rollout.engine
     with held_gpus(HOLDER, worker_gpus(engine, tuple(sampling)), engine.device_share):
-        pool = open_agent_pool(run, config.rollout, sampling)
+        pool = await in_system_thread(open_agent_pool, run, config.rollout, sampling)
         try:
             await pool.load_newest(run)
             return await run_prompts(pool, prompts, 1, config.seed)

@@ -9,14 +9,14 @@ restart folds again), random numbers come from the generator that is an argument
 is read. `docs/extending/data_algorithms.md` is the contract for people who write one.
 """
 
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Final, Protocol
 
 import numpy as np
 
 from data_ops.algorithms.policy_groups import PolicyGroup
 from data_ops.algorithms.samplers import Draft
-from storage.errors import ConfigError
-from storage.import_path import PluginKind
+from storage.import_path import PluginKind, foreign_code
 from storage.records.rollouts import Order, Prompt, Shard
 
 
@@ -62,20 +62,31 @@ class Sample(Protocol):
         ...
 
 
-def decision(value: object, algorithm: Curate | Filter) -> bool:
+def calling(algorithm: Curate | Filter | Sample, method: str) -> AbstractContextManager[None]:
+    """Call a method of an algorithm, which may be a user's, within the block.
+
+    Raises ConfigError, naming setting, class and method, as `foreign_code` does.
+    """
+    return foreign_code(f"{SETTINGS[method]}: {method} of {type(algorithm).__name__}")
+
+
+def decision(value: object) -> bool:
     """Return what `accept` or `keep` has returned.
 
-    Raises ConfigError, naming the class, for another type: a coroutine would count as true.
+    Raises TypeError for another type: a coroutine would count as true.
     """
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    verb = "data.curate: accept" if hasattr(algorithm, "accept") else "data.filter: keep"
-    raise ConfigError(
-        f"{verb} of {type(algorithm).__name__} returned a {type(value).__name__}; it has to return "
-        f"True or False, see {PAGE}"
-    )
+    raise TypeError(f"it returned a {type(value).__name__}, not True or False; see {PAGE}")
 
 
+SETTINGS: Final = {
+    "accept": "data.curate",
+    "observe": "data.curate",
+    "keep": "data.filter",
+    "arrange": "data.sample",
+}
+"""The setting that selects the class of each method."""
 PAGE = "docs/extending/data_algorithms.md"
 CURATOR = PluginKind("curator", Curate, PAGE)
 FILTER = PluginKind("filter", Filter, PAGE)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from textwrap import shorten
 
 from data_ops.algorithms import samplers
+from data_ops.algorithms.filters import ZeroAdvantage
 from data_ops.algorithms.policy_groups import ModelLimits
 from data_ops.algorithms.protocols import Sample
 from data_ops.config import DataConfig, PolicyData
@@ -41,7 +42,7 @@ EQUAL_REWARDS = (
     "all of a group's rewards were equal; prompts of another difficulty or more samples_per_prompt "
     "may help"
 )
-LEFT_OUT = "groups with a failed episode, or with equal rewards, are left out"
+NO_SEQUENCE = "the workflow recorded no sequence in which the policy sampled a token"
 
 log = logging.getLogger(__name__)
 
@@ -58,17 +59,19 @@ def no_span(component: str) -> AbstractContextManager[None]:
 
 
 def stall_reason(assemblies: Iterable["BatchAssembly"]) -> str:
-    """Return why nothing that is played can be trained on, for each policy that this is true of;
-    policies with the same reason share a sentence. Empty when there is none.
+    """Return why no batches are made of what is played, for each policy that this is true of;
+    policies that drop all groups for the same reason share a sentence. Empty when there is none.
     """
+    assemblies = tuple(assemblies)
     policies: dict[tuple[int, str], list[str]] = {}
     for assembly in assemblies:
         if assembly.untrainable_groups[0]:
             policies.setdefault(assembly.untrainable_groups, []).append(assembly.policy)
-    return "; ".join(
+    dropped = (
         f"the last {groups} groups held nothing to train {' or '.join(names)} on: {why}"
         for (groups, why), names in policies.items()
     )
+    return "; ".join([*dropped, *(each.left_out for each in assemblies if each.left_out)])
 
 
 class BatchAssembly:
@@ -112,6 +115,8 @@ class BatchAssembly:
         self._failures: Counter[str] = Counter()
         """Errors of the failed episodes among them."""
         self._failure_kinds: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
+        """Sequences of those groups by the reason in the ledger."""
         self._unreadable = 0
         """Orders among them that cannot be read, or whose shard cannot."""
         self._problem = ""
@@ -154,18 +159,39 @@ class BatchAssembly:
             reasons.append(self._why_not_kept())
         return self._untrainable, "; ".join(reasons)
 
+    @property
+    def left_out(self) -> str:
+        """Why a batch's worth of waiting rows makes no batch; empty where it makes one."""
+        if not self.ledger.left_out_by:
+            return ""
+        return (
+            f"{self.ledger.num_waiting} sequences of {self.policy} wait, and data.sample "
+            f"({self.ledger.left_out_by}) leaves out so many of them that no batch of "
+            f"{self._data.batch_size} can be made"
+        )
+
     def _why_not_kept(self) -> str:
         """Return why the groups that were read held nothing to train on."""
         failed = self._failures.total()
         if not failed:
-            return EQUAL_REWARDS
+            return self._commonest_refusal()
         error, count = self._failures.most_common(1)[0]
         kinds = ", ".join(f"{number} {kind}" for kind, number in self._failure_kinds.most_common())
         why = (
             f"{failed} of {self._episodes} episodes failed ({kinds}), "
             f"{count} of them with {shorten(error, ERROR_CHARACTERS_MAX)}"
         )
-        return why if failed == self._episodes else f"{why}; {LEFT_OUT}"
+        return why if failed == self._episodes else f"{why}; {self._commonest_refusal()}"
+
+    def _commonest_refusal(self) -> str:
+        """Return why most sequences were filtered, by the ledger's reason."""
+        if not self._refusals:
+            return NO_SEQUENCE
+        reason, count = self._refusals.most_common(1)[0]
+        if reason == ZeroAdvantage().name:
+            return EQUAL_REWARDS
+        total = self._refusals.total()
+        return f"{count} of {total} sequences were filtered with the reason {reason}"
 
     def poll_version(self) -> None:
         """Look for newer weights in the store.
@@ -228,6 +254,7 @@ class BatchAssembly:
             self._untrainable, self._episodes, self._unreadable = 0, 0, 0
             self._failures.clear()
             self._failure_kinds.clear()
+            self._refusals.clear()
             return
         self._untrainable += shard.num_groups
         self._episodes += len(shard.episodes)
@@ -235,6 +262,7 @@ class BatchAssembly:
             episode.error for episode in shard.episodes if episode.error is not None
         )
         self._failure_kinds.update(failures_by_kind(shard.episodes))
+        self._refusals.update(entry.reason for entry in groups.entries)
 
     def _count_unreadable(self, problem: str) -> None:
         self._untrainable += self._config.prompts_per_order

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from data_ops.algorithms.protocols import Sample
+from data_ops.algorithms.protocols import Sample, calling
 from data_ops.algorithms.samplers import Draft
 from storage.errors import ConfigError
 from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
@@ -48,6 +48,8 @@ class Ledger:
         """Newest batch."""
         self.closed_below = 0
         """Every order below this one has been ingested."""
+        self.left_out_by = ""
+        """Class of the sampler that left out so many of enough rows that no batch was made."""
         self._closed: set[int] = set()
         self._waiting: dict[SequenceKey, BatchRow] = {}
         self._entries: list[LedgerEntry] = []
@@ -151,15 +153,29 @@ class Ledger:
         `trained(n)` returns rows of earlier batches for replay algorithms. Rows go on waiting until
         `advance`.
         """
+        offered: set[BatchRow] = set()
+
+        def candidates(count: int) -> tuple[BatchRow, ...]:
+            rows = trained(count)
+            offered.update(rows)
+            return rows
+
         self.expire()
-        draft = self.draft(seed, trained)
+        draft = self.draft(seed, candidates)
+        self.left_out_by = ""
         for sampler in reversed(samplers):
-            draft = _checked(sampler.arrange(draft), sampler)
+            with calling(sampler, "arrange"):
+                arranged = sampler.arrange(draft)
+            draft = _checked(arranged, sampler)
+            _check_replays(draft.replays, offered, sampler)
+            num_left = len(draft.replays) + len(draft.rows)
+            if num_left < self.batch_size <= self.num_waiting and not self.left_out_by:
+                self.left_out_by = type(sampler).__name__
         replays = draft.replays[: self.batch_size]
         fresh = draft.rows[: self.batch_size - len(replays)]
         if len(replays) + len(fresh) < self.batch_size:
             return None
-        self._check_choice(fresh, replays)
+        self._check_fresh(fresh)
         used = {row.key for row in fresh}
         deferred = self._deferred(fresh, len(replays))
         closed_below = min((self.closed_below, *deferred))
@@ -211,9 +227,9 @@ class Ledger:
                 num_listed += sizes[order]
         return deferred
 
-    def _check_choice(self, fresh: Sequence[BatchRow], replays: Sequence[BatchRow]) -> None:
-        """Raise ConfigError when samplers use a sequence twice, other than as a replay, or one that
-        does not wait, or that they have changed.
+    def _check_fresh(self, fresh: Sequence[BatchRow]) -> None:
+        """Raise ConfigError when samplers use a waiting sequence twice, or one that does not wait,
+        or that they have changed.
         """
         keys = [row.key for row in fresh]
         if len(set(keys)) < len(keys) or any(
@@ -224,11 +240,6 @@ class Ledger:
                 "that does not wait or was changed; "
                 "a sampler may only reorder and leave out Draft.rows (replays go into "
                 "Draft.replays)"
-            )
-        if any(row.key in self._waiting for row in replays):
-            raise ConfigError(
-                f"data.sample replays a row of {self.policy} that was never trained on; "
-                "a sampler may only take Draft.replays from Draft.trained"
             )
 
 
@@ -243,6 +254,18 @@ def _checked(draft: object, sampler: Sample) -> Draft:
         f"the sampler {type(sampler).__name__} of data.sample returned no Draft whose rows and "
         "replays are tuples of rows"
     )
+
+
+def _check_replays(replays: Sequence[BatchRow], offered: set[BatchRow], sampler: Sample) -> None:
+    """Raise ConfigError, naming the sampler, for a replay that `Draft.trained` has not returned, or
+    that is one of several of its sequence.
+    """
+    if len({row.key for row in replays}) < len(replays) or not offered.issuperset(replays):
+        raise ConfigError(
+            f"the sampler {type(sampler).__name__} of data.sample replays a row twice, or one that "
+            "Draft.trained did not return or that was changed; a sampler may only take "
+            "Draft.replays from Draft.trained, each row once"
+        )
 
 
 def _as_replay(row: BatchRow) -> BatchRow:

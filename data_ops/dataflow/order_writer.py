@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from data_ops.algorithms.protocols import Curate, decision
+from data_ops.algorithms.protocols import Curate, calling, decision
 from data_ops.prompts.stream import PromptStream, check_cursor
 from storage import layout
 from storage.errors import CorruptError, NotFoundError
@@ -132,10 +132,11 @@ class OrderWriter:
         self.next_number += 1
 
     def _is_wanted(self, prompt: Prompt, draws: Sequence[np.random.Generator]) -> bool:
-        return all(
-            decision(curator.accept(prompt, draw), curator)
-            for curator, draw in zip(self._curators, draws, strict=True)
-        )
+        for curator, draw in zip(self._curators, draws, strict=True):
+            with calling(curator, "accept"):
+                if not decision(curator.accept(prompt, draw)):
+                    return False
+        return True
 
     def _read(self, number: int) -> Order | None:
         """Read an order; None when it is damaged or lost."""
@@ -158,7 +159,8 @@ class OrderWriter:
             return
         for curator in self._curators:
             if curator.needs_shards:
-                curator.observe(order, shard)
+                with calling(curator, "observe"):
+                    curator.observe(order, shard)
 
     def _refold(self, order: Order) -> None:
         """Repeat the changes of state that a stored order records."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from data_ops.algorithms import filters
 from data_ops.algorithms.advantages import AdvantageConfig, group_advantages
 from data_ops.algorithms.policy_groups import ModelLimits, PolicyGroup, route
-from data_ops.algorithms.protocols import Filter, decision
+from data_ops.algorithms.protocols import Filter, calling, decision
 from data_ops.config import DataConfig
 from storage.errors import CorruptError
 from storage.records.batches import BatchRow, LedgerEntry, SequenceKey
@@ -182,6 +182,8 @@ def _refusal(group: PolicyGroup, config: DataConfig, chain: Sequence[tuple[str, 
         return PARTIAL_GROUP
     if not group.rows:
         return ""
-    return next(
-        (name for name, algorithm in chain if not decision(algorithm.keep(group), algorithm)), ""
-    )
+    for name, algorithm in chain:
+        with calling(algorithm, "keep"):
+            if not decision(algorithm.keep(group)):
+                return name
+    return ""

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from data_ops.prompts.source import GENERATED_MAX, Generated
 from data_ops.prompts.stream import PromptStream
 from storage.errors import AstraFlowError, ConfigError
-from storage.import_path import PluginKind, constructor_fault, described, resolve
+from storage.import_path import PluginKind, constructor_fault, described, foreign_code, resolve
 from storage.records.rollouts import Prompt
 
 
@@ -51,14 +51,8 @@ class CustomPrompts(Generated):
         return PromptStream(partial(self._prompt, source), min(sizes, default=None), self.seed)
 
     def _size(self, source: IndexedPrompts) -> int | None:
-        try:
+        with foreign_code(f"prompts.custom: size() of {self.custom}"):
             size: Any = source.size()
-        except AstraFlowError:
-            raise
-        except Exception as error:  # foreign code may raise anything
-            raise ConfigError(
-                f"prompts.custom: size() of {self.custom} failed: {described(error)}"
-            ) from error
         if size is None:
             return None
         if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
@@ -76,7 +70,8 @@ class CustomPrompts(Generated):
         return count
 
     def _prompt(self, source: IndexedPrompts, index: int) -> Prompt:
-        prompt: Any = source.prompt(index)
+        with foreign_code(f"prompts.custom: prompt({index}) of {self.custom}"):
+            prompt: Any = source.prompt(index)
         if not isinstance(prompt, Prompt):
             fault = f"a {type(prompt).__name__}"
         elif not isinstance(prompt.id, str) or not isinstance(prompt.fields, Mapping):

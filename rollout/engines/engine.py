@@ -7,11 +7,12 @@ every engine must pass `tests/contract/test_rollout_engine.py`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from numbers import Integral
+from typing import Any, Protocol, runtime_checkable
 
 from rollout.config import EngineConfig
 from storage.errors import AstraFlowError, ConfigError
-from storage.import_path import PluginKind, resolve
+from storage.import_path import PluginKind, foreign_code, resolve
 from storage.records.rollouts import FinishReason
 from storage.records.types import Float32, Int32, Json
 from storage.records.weights import HostTensor, StoredAdapter
@@ -200,7 +201,18 @@ def make_engine(config: EngineConfig, model_config: Json, beside: Engine | None 
     Args:
         model_config: the model's `config.json`.
         beside: engine of another policy of the worker, whose servers it uses with `sglang.shared`.
+
+    Raises:
+        ConfigError: the name is unknown, or the class or its `capacity` is not that of an engine.
     """
     if config.sglang.shared and isinstance(beside, SharingEngine):
         return beside.another(model_config)
-    return resolve(config.name, ENGINES, ENGINE, "rollout.engine.name")(config, model_config)
+    engine = resolve(config.name, ENGINES, ENGINE, "rollout.engine.name")(config, model_config)
+    with foreign_code(f"rollout.engine.name: capacity() of {config.name}"):
+        capacity: Any = engine.capacity()
+    if isinstance(capacity, bool) or not isinstance(capacity, Integral) or capacity < 1:
+        raise ConfigError(
+            f"rollout.engine.name: capacity() of {config.name} returned {capacity!r}; it must "
+            "return the number of requests decoded together, an integer of at least 1"
+        )
+    return engine

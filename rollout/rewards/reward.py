@@ -1,13 +1,16 @@
 """The contract of a reward, the table of the built-in ones, and how a recipe's reward is built."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from rollout.agents.failures import RewardFailedError, error_text
 from storage.errors import ConfigError
-from storage.import_path import PluginKind, resolve
+from storage.import_path import PluginKind, foreign_code, resolve
 from storage.records.rollouts import Prompt
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,16 @@ def find_reward(name: str) -> Callable[[float], Reward]:
 
 
 def make_reward(name: str, timeout_s: float) -> Reward:
-    """Build the reward that `rollout.workflow.reward` names; ConfigError as for `find_reward`.
+    """Build the reward that `rollout.workflow.reward` names; ConfigError as for `find_reward`, and
+    where the constructor raises.
 
     Its `score` raises only RewardFailedError, TimeoutError, and ConfigError: a setting is wrong, or
-    a package of the reward cannot be imported.
+    a package of the reward cannot be imported. Its `close` raises nothing; what it would raise is
+    logged.
     """
-    return _AttributedReward(resolve(name, REWARDS, REWARD, "rollout.workflow.reward")(timeout_s))
+    reward_class = resolve(name, REWARDS, REWARD, "rollout.workflow.reward")
+    with foreign_code(f"rollout.workflow.reward: the constructor of {name}"):
+        return _AttributedReward(reward_class(timeout_s))
 
 
 class _AttributedReward:
@@ -77,4 +84,7 @@ class _AttributedReward:
             raise RewardFailedError(error_text(error)) from error
 
     def close(self) -> None:
-        self._reward.close()
+        try:
+            self._reward.close()
+        except Exception:  # other people's code
+            log.warning("close() of the reward failed", exc_info=True)

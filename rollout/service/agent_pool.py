@@ -163,6 +163,8 @@ def open_agent_pool(
 ) -> AgentPool:
     """Build the pool of a run whose policies all have a version 0. Its engines have no weights yet.
 
+    Blocks for the store, imports and the starts of processes: an event loop calls it in a thread.
+
     Raises:
         ConfigError: the workflow, the reward, the engine or a tokenizer cannot work.
         NotFoundError: a policy has no version 0 yet.
@@ -175,7 +177,7 @@ def make_agent_pool(
     config: RolloutConfig,
     sampling: Mapping[str, SamplingConfig],
 ) -> AgentPool:
-    """Build a pool whose policies may be of several runs. Its engines have no weights yet.
+    """Build a pool whose policies may be of several runs, as `open_agent_pool` does.
 
     Args:
         fetch_files: returns the files of a policy's base model.

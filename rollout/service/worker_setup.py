@@ -15,6 +15,7 @@ from rollout.service.weight_sync import WeightSync
 from rollout.service.worker import Worker
 from storage.coordination.gpus_of_service import gpus_of_service
 from storage.coordination.lifetime import Lifetime, backoff_s, stop_reason
+from storage.coordination.system_threads import in_system_thread
 from storage.errors import NotFoundError, TransientError
 from storage.records.control import ServiceState, WaitReason
 from storage.run import orders
@@ -114,7 +115,7 @@ async def _open_models(
         while not await lifetime.async_should_stop():
             try:
                 async with AsyncExitStack() as on_failure:
-                    pool = open_agent_pool(run, config, sampling)
+                    pool = await in_system_thread(open_agent_pool, run, config, sampling)
                     on_failure.push_async_callback(pool.close)
                     loaded = await pool.load_newest(run)
                     versions = {

@@ -10,7 +10,7 @@ from rollout.rewards.reward import Reward
 from rollout.workflows.actor_and_verify import ActorAndVerify
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError
-from storage.import_path import PluginKind, resolve
+from storage.import_path import PluginKind, foreign_code, resolve
 
 WORKFLOWS: Final[Mapping[str, type[Workflow]]] = {
     "single_turn": SingleTurn,
@@ -41,16 +41,16 @@ def find_workflow(config: WorkflowConfig, key: str = "") -> type[Workflow]:
 
 
 def make_workflow(config: WorkflowConfig, reward: Reward) -> Workflow:
-    """Build the workflow of a recipe; ConfigError for an unknown name or unknown arguments."""
+    """Build the workflow of a recipe.
+
+    Raises:
+        ConfigError: its name or an argument is unknown, or its constructor raises.
+    """
     workflow_class: Any = find_workflow(config, "rollout.workflow.name")
     for name, message in unknown_arguments(workflow_class, config).items():
         raise ConfigError(f"rollout.workflow.args.{name}: {message}")
-    try:
+    with foreign_code(f"rollout.workflow.args: the constructor of {config.name}"):
         workflow: Workflow = workflow_class(reward, **config.args)
-    except TypeError as error:
-        raise ConfigError(
-            f"rollout.workflow.args do not fit the workflow {config.name}: {error}"
-        ) from error
     return workflow
 
 

@@ -23,6 +23,7 @@ Shape legend: N loss tokens of some sequences, B those sequences.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 from pydantic import Discriminator, Tag
@@ -30,7 +31,7 @@ from pydantic import Discriminator, Tag
 from storage.config_model import Frozen, RatioLimit, Share
 from storage.config_union import ByName, variants
 from storage.errors import AstraFlowError, ConfigError
-from storage.import_path import PluginKind, constructor_fault, described, resolve
+from storage.import_path import PluginKind, constructor_fault, described, foreign_code, resolve
 from trainer.losses.surrogates import check_tokens
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class CustomCorrection(Frozen):
     def make(self) -> Correction:
         """Import the class and build the correction. ConfigError where either is impossible."""
         try:
-            correction: Correction = self.find()(**self.args)
+            correction = self.find()(**self.args)
         except ConfigError as error:
             raise ConfigError(f"train.loss.correction.path: {error}") from error
         except AstraFlowError:
@@ -176,7 +177,7 @@ class CustomCorrection(Frozen):
             raise ConfigError(
                 f"train.loss.correction.args: {self.path} refuses {self.args}: {described(error)}"
             ) from error
-        return correction
+        return _UserCorrection(self.path, correction)
 
     def find(self) -> Any:
         """Import the class and check it without building it.
@@ -189,6 +190,27 @@ class CustomCorrection(Frozen):
                 f"{self.path} does not take args {self.args} ({reason}); correct them"
             )
         return correction_class
+
+
+@dataclass(frozen=True, eq=False)
+class _UserCorrection:
+    """A user's correction. Its method gets tensors of its own, since it may work in place; what it
+    raises, or returns against the contract, is a ConfigError.
+    """
+
+    path: str
+    correction: Correction
+
+    def token_weights(self, proximal_N: Tensor, behaviour_N: Tensor, sequence_N: Tensor) -> Tensor:
+        import torch
+
+        with foreign_code(
+            f"train.loss.correction.path: token_weights of {self.path}", torch.OutOfMemoryError
+        ):
+            result = self.correction.token_weights(
+                proximal_N.clone(), behaviour_N.clone(), sequence_N.clone()
+            )
+            return check_weights(result, len(proximal_N))
 
 
 CORRECTION: Final = PluginKind("correction", Correction, "docs/extending/losses.md")
@@ -225,14 +247,18 @@ def sequence_sums(values_N: Tensor, sequence_N: Tensor) -> Tensor:
 
 
 def check_weights(weights: Any, num_tokens: int) -> Tensor:
-    """Return the result of `token_weights` without gradient, or raise ConfigError."""
+    """Return the result of `token_weights` without gradient.
+
+    Raises:
+        ValueError: it is no tensor of `num_tokens` finite weights of at least 0.
+    """
     shape = list(getattr(weights, "shape", ()))
     if shape != [num_tokens] or not weights.is_floating_point():
-        raise ConfigError(
-            f"token_weights must return floating-point weights of shape [{num_tokens}], not "
+        raise ValueError(
+            f"it must return floating-point weights of shape [{num_tokens}], not "
             f"{getattr(weights, 'dtype', type(weights).__name__)} {shape}"
         )
-    if not bool((weights.isfinite() & (weights >= 0)).all()):
-        raise ConfigError("token_weights must return finite weights of at least 0")
+    if not bool((weights.float().isfinite() & (weights >= 0)).all()):
+        raise ValueError("it must return finite weights of at least 0")
     checked: Tensor = weights.detach()
     return checked

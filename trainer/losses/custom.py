@@ -1,11 +1,17 @@
 """A loss from outside of AstraFlow, by import path (see `docs/extending/losses.md`)."""
 
-from typing import Any, Final, Literal
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from storage.errors import AstraFlowError, ConfigError
-from storage.import_path import PluginKind, constructor_fault, described, resolve
+from storage.import_path import PluginKind, constructor_fault, described, foreign_code, resolve
 from trainer.losses.aggregation import Aggregated
-from trainer.losses.loss import Loss
+from trainer.losses.loss import Loss, Prepared, TokenLoss, check_prepared, check_token_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOSS: Final = PluginKind("loss", Loss, "docs/extending/losses.md")
 
@@ -22,7 +28,7 @@ class CustomLoss(Aggregated):
     def make(self) -> Loss:
         """Import the class and build the loss. ConfigError where either is impossible."""
         try:
-            loss: Loss = self.find()(**self.args)
+            loss = self.find()(**self.args)
         except ConfigError as error:
             raise ConfigError(f"train.loss.path: {error}") from error
         except AstraFlowError:
@@ -31,7 +37,7 @@ class CustomLoss(Aggregated):
             raise ConfigError(
                 f"train.loss.args: {self.path} refuses {self.args}: {described(error)}"
             ) from error
-        return loss
+        return _UserLoss(self.path, loss)
 
     def find(self) -> Any:
         """Import the class and check it without building it.
@@ -49,3 +55,37 @@ class CustomLoss(Aggregated):
                 f"{self.path} does not take args {self.args} ({reason}); correct them"
             )
         return loss_class
+
+
+@dataclass(frozen=True, eq=False)
+class _UserLoss:
+    """A user's loss. Its methods get tensors of their own, since they may work in place; what they
+    raise, or return against the contract, is a ConfigError.
+    """
+
+    path: str
+    loss: Loss
+
+    @property
+    def whole_minibatch(self) -> bool:
+        return self.loss.whole_minibatch
+
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
+        import torch
+
+        with foreign_code(f"train.loss.path: prepare of {self.path}", torch.OutOfMemoryError):
+            result = self.loss.prepare(
+                logprobs_N.clone(), behaviour_N.clone(), advantages_N.clone()
+            )
+            return check_prepared(result, len(logprobs_N))
+
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
+        import torch
+
+        with foreign_code(f"train.loss.path: token_losses of {self.path}", torch.OutOfMemoryError):
+            result = self.loss.token_losses(
+                prepared, logprobs_N.clone(), behaviour_N.clone(), advantages_N.clone()
+            )
+            return check_token_loss(result, len(logprobs_N))

@@ -20,10 +20,8 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
-
-from storage.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,17 +74,45 @@ class Loss(Protocol):
         """Compute the loss of each token; `prepared` has the constants of these tokens only."""
 
 
+def check_prepared(result: object, num_tokens: int) -> Prepared:
+    """Return `result` as the constants of `num_tokens` tokens, with floats as scalars.
+
+    Raises:
+        TypeError, ValueError: it is something else. One constant of all tokens would be broadcast.
+    """
+    if not isinstance(result, Prepared):
+        raise TypeError(f"it must return a Prepared, not {type(result).__name__}")
+    for name, tensor_N in result.per_token.items():
+        shape = list(getattr(tensor_N, "shape", ()))
+        if shape[:1] != [num_tokens]:
+            raise ValueError(
+                f"per_token[{name!r}] must be a tensor of shape [{num_tokens}], not "
+                f"{type(tensor_N).__name__} {shape}"
+            )
+    for name, value in result.scalars.items():
+        if not hasattr(value, "__float__"):
+            raise TypeError(f"scalars[{name!r}] must be a number, not {type(value).__name__}")
+    return replace(result, scalars={name: float(value) for name, value in result.scalars.items()})
+
+
 def check_token_loss(result: object, num_tokens: int) -> TokenLoss:
-    """Return `result` as a TokenLoss of `num_tokens` tokens, or raise ConfigError.
+    """Return `result` as a TokenLoss of `num_tokens` tokens.
 
     A value of another shape would be broadcast against the weights and train on wrong numbers.
+
+    Raises:
+        TypeError, ValueError: it is something else.
     """
     if not isinstance(result, TokenLoss):
-        raise ConfigError(f"token_losses must return a TokenLoss, not {type(result).__name__}")
+        raise TypeError(f"it must return a TokenLoss, not {type(result).__name__}")
     for name in ("values_N", "clipped_N"):
-        shape = list(getattr(result, name).shape)
+        tensor_N = getattr(result, name)
+        shape = list(getattr(tensor_N, "shape", ()))
         if shape != [num_tokens]:
-            raise ConfigError(
-                f"token_losses must return {name} of shape [{num_tokens}], not {shape}"
+            raise ValueError(
+                f"{name} must be a tensor of shape [{num_tokens}], not "
+                f"{type(tensor_N).__name__} {shape}"
             )
+    if not result.values_N.is_floating_point() or not result.values_N.requires_grad:
+        raise ValueError("values_N must be floating-point values with a gradient in logprobs_N")
     return result

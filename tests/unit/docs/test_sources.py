@@ -170,6 +170,8 @@ class Returns:
         ("prompts.dict", "prompt(0) of {} returned a dict; it must return a Prompt"),
         ("prompts.nothing", "prompt(0) of {} returned a NoneType; it must"),
         ("prompts.number_as_id", "prompt(0) of {} returned a Prompt with a int as id and a dict"),
+        ("prompts.missing", "prompt(0) of {} failed: KeyError: 'prompts.missing'"),
+        ("sizes.missing", "size() of {} failed: KeyError: 'sizes.missing'"),
         ("prompts.list_as_fields", "returned a Prompt with a str as id and a list as fields"),
     ],
 )

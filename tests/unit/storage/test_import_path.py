@@ -21,8 +21,8 @@ from rollout.config import EngineConfig, WorkflowConfig
 from rollout.engines import engine as rollout_engine
 from rollout.rewards import math_reward, reward
 from storage import import_path
-from storage.errors import ConfigError
-from storage.import_path import ALLOW_VARIABLE, PluginKind, check_name, resolve
+from storage.errors import ConfigError, CorruptError
+from storage.import_path import ALLOW_VARIABLE, PluginKind, check_name, foreign_code, resolve
 from trainer.config import TrainConfig
 from trainer.engines import engine as train_engine
 from trainer.losses.custom import CustomLoss
@@ -325,6 +325,45 @@ def test_a_class_whose_attributes_raise_is_a_config_error() -> None:
         match=r":Placeholder cannot be used: it raised ImportError: \w+ needs torchvision$",
     ):
         resolve(f"{__name__}:Placeholder", TABLE, KIND)
+
+
+@pytest.mark.parametrize(
+    ("raised", "described"),
+    [
+        (KeyError("oops"), "KeyError: 'oops'"),
+        (ValueError("turns must be 3"), "turns must be 3"),
+        (FileNotFoundError("no tests.json"), "FileNotFoundError: no tests.json"),
+        (StopIteration(3), "StopIteration: 3"),
+        (SystemExit(0), "SystemExit: 0"),
+    ],
+)
+def test_an_error_of_foreign_code_is_a_config_error_with_its_cause(
+    raised: BaseException, described: str
+) -> None:
+    with (
+        pytest.raises(
+            ConfigError, match=f"^data.filter: keep of Long failed: {described}$"
+        ) as found,
+        foreign_code("data.filter: keep of Long"),
+    ):
+        raise raised
+    assert found.value.__cause__ is raised
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        CorruptError("lost"),
+        ConnectionResetError("reset"),
+        TimeoutError(),
+        MemoryError(),
+        EOFError(),
+    ],
+)
+def test_an_error_that_a_restart_may_mend_is_raised_as_it_is(raised: Exception) -> None:
+    with pytest.raises(type(raised)) as found, foreign_code("data.filter", EOFError):
+        raise raised
+    assert found.value is raised
 
 
 PLACES = {

@@ -45,8 +45,8 @@ from trainer.engines.step.minibatches import (
 )
 from trainer.engines.step.packing import Block, PackedRow, empty_block, pack, plan
 from trainer.engines.step.step_metrics import StepMetrics
-from trainer.losses.corrections import Correction, check_weights
-from trainer.losses.loss import Loss, Prepared, check_token_loss
+from trainer.losses.corrections import Correction
+from trainer.losses.loss import Loss, Prepared
 from trainer.losses.reference_kl import ReferenceKl
 
 
@@ -259,9 +259,7 @@ def _with_weights(
     if not len(proximal_N):
         return block
     sequence_N = torch.from_numpy(block.sequence_N).to(proximal_N.device)
-    weights_N = check_weights(
-        correction.token_weights(proximal_N, behaviour_N, sequence_N), len(proximal_N)
-    )
+    weights_N = correction.token_weights(proximal_N, behaviour_N, sequence_N)
     metrics.add_correction(weights_N)
     return replace(
         block,
@@ -298,7 +296,7 @@ def _accumulate(
         own = tokens.logprobs_N.detach(), tokens.behaviour_N, tokens.advantages_N
         prepared = part_of(start, end) if part_of else loss.prepare(*own)
         arguments = prepared, tokens.logprobs_N, tokens.behaviour_N, tokens.advantages_N
-        losses = check_token_loss(loss.token_losses(*arguments), end - start)
+        losses = loss.token_losses(*arguments)
         values_N = losses.values_N
         if penalty and reference_N is not None:
             values_N = penalty.added(values_N, tokens.logprobs_N, reference_N)

@@ -2,6 +2,7 @@
 fates.
 """
 
+import re
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,11 @@ from data_ops.algorithms.policy_groups import ModelLimits
 from data_ops.algorithms.samplers import Draft
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow import batch_assembly as assembly_module
-from data_ops.dataflow.batch_assembly import BatchAssembly
+from data_ops.dataflow.batch_assembly import UNTRAINABLE_GROUPS, BatchAssembly, stall_reason
 from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard
 from storage import layout
 from storage.errors import CorruptError
-from storage.records.batches import BatchRow, SequenceKey
+from storage.records.batches import BatchRow, LedgerEntry, SequenceKey
 from storage.run import batches
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
@@ -226,6 +227,58 @@ def test_a_shard_without_rows_of_the_policy_closes_its_order(
     assembly.ingest(IngestedShard(order=1, problem="cannot be read"))
     assert assembly.ledger.is_closed(1)
     assert assembly.ledger.num_waiting == 0
+
+
+def refused(*reasons: str) -> tuple[LedgerEntry, ...]:
+    return tuple(LedgerEntry(key(0), "filtered", reason) for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "why"),
+    [
+        (("zero_advantage", "zero_advantage", "too_long"), "all of a group's rewards were equal"),
+        (("too_long", "my:Filter", "my:Filter"), "128 of 192 sequences .* the reason my:Filter$"),
+        ((), "the workflow recorded no sequence in which the policy sampled a token$"),
+    ],
+)
+def test_a_stall_reason_has_the_reason_for_which_most_sequences_were_filtered(
+    memory_store: ObjectStore, reasons: tuple[str, ...], why: str
+) -> None:
+    assembly = assembly_of(memory_store)
+    ingest(assembly, 0, entries=refused(*["not_finite"] * 999))
+    ingest(assembly, 1, row(key(1)))
+    for order in range(2, 2 + UNTRAINABLE_GROUPS):
+        ingest(assembly, order, entries=refused(*reasons))
+    assert re.search(
+        f"the last 64 groups held nothing to train solver on: {why}", stall_reason([assembly])
+    )
+
+
+class LeavesOut:
+    """A sampler that leaves out all rows of the orders below 4."""
+
+    def arrange(self, draft: Draft) -> Draft:
+        return replace(draft, rows=tuple(row for row in draft.rows if row.key.order >= 4))
+
+
+def test_a_sampler_that_leaves_out_too_many_rows_for_a_batch_is_a_stall_reason(
+    memory_store: ObjectStore,
+) -> None:
+    publisher.publish(memory_store, POLICY, 0, tensors(0))
+    assembly = assembly_of(memory_store, size=2, sample=["fifo", f"{__name__}:LeavesOut", "edf"])
+    ingest(assembly, 1, row(key(1)))
+    assert assembly.make_batches() == 0
+    assert stall_reason([assembly]) == ""  # there are too few rows yet
+    ingest(assembly, 2, row(key(2)))
+    assert assembly.make_batches() == 0
+    assert stall_reason([assembly]) == (
+        "2 sequences of solver wait, and data.sample (LeavesOut) leaves out so many of them that "
+        "no batch of 2 can be made"
+    )
+    write_orders(memory_store, 6)
+    ingest(assembly, 4, row(key(4)), row(key(4, 1)))
+    assert assembly.make_batches() == 1
+    assert stall_reason([assembly]) == ""
 
 
 def test_metrics_of_a_batch_cover_the_shards_since_the_previous_batch(

@@ -171,7 +171,7 @@ def test_replays_are_marked_and_use_no_waiting_row() -> None:
     assert ledger.num_waiting == 1
 
 
-@pytest.mark.parametrize("fault", ["twice", "invented", "changed", "untrained"])
+@pytest.mark.parametrize("fault", ["twice", "invented", "changed"])
 def test_a_sampler_cannot_use_a_row_twice_or_one_that_is_not_waiting(fault: str) -> None:
     class Cheat:
         def arrange(self, draft: Draft) -> Draft:
@@ -179,14 +179,50 @@ def test_a_sampler_cannot_use_a_row_twice_or_one_that_is_not_waiting(fault: str)
                 return replace(draft, rows=draft.rows[:1] * 2)
             if fault == "invented":
                 return replace(draft, rows=rows(99, 0, 0))
-            if fault == "changed":
-                return replace(draft, rows=tuple(replace(row, reward=9.0) for row in draft.rows))
-            return replace(draft, replays=draft.rows[:1])
+            return replace(draft, rows=tuple(replace(row, reward=9.0) for row in draft.rows))
 
     ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0, 0))
     with pytest.raises(ConfigError, match=r"data\.sample"):
         ledger.assemble([Cheat()], 0, no_rows)
+
+
+def test_a_sampler_that_raises_is_named() -> None:
+    class Wrong:
+        def arrange(self, draft: Draft) -> Draft:
+            raise KeyError("oops")
+
+    ledger = new_ledger()
+    ledger.ingest(0, rows(0, 0, 0))
+    with pytest.raises(
+        ConfigError, match=r"^data\.sample: arrange of Wrong failed: KeyError: 'oops'$"
+    ):
+        ledger.assemble([Wrong()], 0, no_rows)
+
+
+@pytest.mark.parametrize(
+    "replays",
+    [
+        lambda draft: draft.trained(1) * 2,
+        lambda draft: draft.trained(1) + tuple(replace(row) for row in draft.trained(1)),
+        lambda draft: tuple(replace(row, reward=9.0) for row in draft.trained(1)),
+        lambda draft: rows(9, 0),
+        lambda draft: draft.rows[:1],
+    ],
+)
+def test_a_sampler_can_only_replay_each_trained_row_once_and_as_it_was(
+    replays: Callable[[Draft], tuple[BatchRow, ...]],
+) -> None:
+    class Cheat:
+        def arrange(self, draft: Draft) -> Draft:
+            return replace(draft, replays=replays(draft))
+
+    ledger = new_ledger()
+    ledger.ingest(0, rows(0, 0, 0, 0))
+    first = made(ledger)
+    ledger.ingest(1, rows(1, 1, 1))
+    with pytest.raises(ConfigError, match=r"the sampler Cheat of data\.sample replays a row twice"):
+        ledger.assemble([Cheat(), Fifo()], 0, lambda count: first.rows[:count])
 
 
 @pytest.mark.parametrize(
@@ -266,7 +302,7 @@ def test_replays_count_towards_the_limit_of_fates(monkeypatch: pytest.MonkeyPatc
 
     class Replays:
         def arrange(self, draft: Draft) -> Draft:
-            return replace(draft, replays=replayed)
+            return replace(draft, replays=draft.trained(2))
 
     for samplers, listed in (([Edf()], (0, 2)), ([Edf(), Replays()], (2,))):
         ledger = Ledger("solver", batch_size=4 if len(samplers) == 2 else 2, max_staleness=8)

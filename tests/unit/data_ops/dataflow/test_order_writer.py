@@ -15,6 +15,7 @@ from storage.records.types import Json
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from tests.support.runs.builders import shard
+from tests.support.runs.workers import write_orders
 
 
 def ordering(run: ObjectStore, *curators: Curate) -> OrderWriter:
@@ -223,20 +224,35 @@ def test_all_curators_must_accept(memory_store: ObjectStore) -> None:
     assert ids(write(memory_store, writer)) == ["p/3", "p/9"]
 
 
+class Faulty:
+    needs_shards = True
+
+    def observe(self, order: Order, shard: Shard) -> None:
+        if shard.order:
+            raise KeyError(shard.order)
+
+    def accept(self, prompt: Prompt, draw: np.random.Generator) -> Any:
+        if prompt.id == "p/1":
+            raise KeyError("p/1")
+
+
 def test_a_curator_that_returns_no_decision_is_named(memory_store: ObjectStore) -> None:
-    class Undecided:
-        needs_shards = False
-
-        def observe(self, order: Order, shard: Shard) -> None:
-            raise AssertionError("it needs no shards")
-
-        def accept(self, prompt: Prompt, draw: np.random.Generator) -> Any:
-            return None
-
-    writer = ordering(memory_store, Odd(), Undecided())
-    writer.see(0, None)
-    with pytest.raises(ConfigError, match=r"data\.curate: accept of Undecided returned a NoneType"):
+    writer = ordering(memory_store, Faulty())
+    with pytest.raises(
+        ConfigError, match=r"data\.curate: accept of Faulty failed: it returned a NoneType"
+    ):
         write(memory_store, writer)
+
+
+def test_a_curator_that_raises_is_named(memory_store: ObjectStore) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^data\.curate: accept of Faulty failed: KeyError: 'p/1'"
+    ):
+        write(memory_store, ordering(memory_store, Odd(), Faulty()))
+    write_orders(memory_store, 2)
+    writer = ordering(memory_store, Faulty())
+    with pytest.raises(ConfigError, match=r"^data\.curate: observe of Faulty failed: KeyError: 1"):
+        writer.see(1, shard(order=1))
 
 
 def test_a_restart_folds_the_same_shards_in_the_same_order(memory_store: ObjectStore) -> None:

@@ -20,7 +20,7 @@ from storage.coordination import leases
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import SAME_FAILURES
 from storage.errors import ConfigError, CorruptError, TransientError
-from storage.records.batches import SequenceKey
+from storage.records.batches import LedgerEntry, SequenceKey
 from storage.records.control import Stop
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import FailureKind, Order, Prompt, Shard
@@ -834,6 +834,9 @@ def test_a_round_writes_a_limited_number_of_orders(
     assert counts == [2, 4, 6]
 
 
+EQUAL = LedgerEntry(SequenceKey(0, 0, 0, 0), "filtered", "zero_advantage")
+
+
 def _assembly(store: ObjectStore, policy: str = "solver") -> BatchAssembly:
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"))
     return BatchAssembly(
@@ -855,7 +858,8 @@ def test_a_run_without_trainable_rows_has_a_stall_reason(
         assert stall_reason([assembly]) == ""
         assembly.ingest(
             IngestedShard.of(
-                shard(*[group()] * 4, order=order), {"solver": IngestedGroups(num_groups=4)}
+                shard(*[group()] * 4, order=order),
+                {"solver": IngestedGroups(num_groups=4, entries=(EQUAL,) * 4)},
             )
         )
     assert stall_reason([assembly]) == (
@@ -925,7 +929,7 @@ def test_unreadable_orders_do_not_hide_why_other_groups_are_left_out(
     assembly.ingest(IngestedShard(order=0, problem="damaged"))
     assembly.ingest(IngestedShard(order=0, problem="damaged"))  # it is closed already
     for order in range(1, UNTRAINABLE_GROUPS):
-        played = IngestedGroups(num_groups=1)
+        played = IngestedGroups(num_groups=1, entries=(EQUAL,))
         assembly.ingest(IngestedShard.of(shard(group(), order=order), {"solver": played}))
     per_order = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition")).prompts_per_order
     assert stall_reason([assembly]) == (

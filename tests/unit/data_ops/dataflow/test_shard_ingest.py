@@ -63,6 +63,8 @@ class Undecided:
         self.value = value
 
     def keep(self, group: PolicyGroup) -> Any:
+        if isinstance(self.value, Exception):
+            raise self.value
         return self.value
 
 
@@ -73,9 +75,15 @@ def undecided(run: ObjectStore, value: object) -> IngestedGroups:
 
 @pytest.mark.parametrize("value", [None, 1, "yes", np.array([True])])
 def test_a_filter_that_returns_no_decision_is_named(run: ObjectStore, value: object) -> None:
-    expected = rf"data\.filter: keep of Undecided returned a {type(value).__name__};.*True or False"
+    expected = rf"data\.filter: keep of Undecided failed: it returned a {type(value).__name__}, not True or False"
     with pytest.raises(ConfigError, match=expected):
         undecided(run, value)
+
+
+def test_a_filter_that_raises_is_named(run: ObjectStore) -> None:
+    expected = r"^data\.filter: keep of Undecided failed: KeyError: 'oops'$"
+    with pytest.raises(ConfigError, match=expected):
+        undecided(run, KeyError("oops"))
 
 
 @pytest.mark.parametrize(("value", "num_rows"), [(np.True_, 2), (np.False_, 0)])

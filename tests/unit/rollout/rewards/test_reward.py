@@ -20,3 +20,36 @@ def test_an_unknown_reward_is_refused_with_its_key_and_a_list_of_rewards() -> No
         ConfigError, match=r"rollout\.workflow\.reward: 'maths' is not known; use one of math"
     ):
         make_reward("maths", 1.0)
+
+
+class WithoutTests:
+    """A reward whose constructor raises."""
+
+    def __init__(self, timeout_s: float) -> None:
+        raise FileNotFoundError("no tests.json")
+
+    async def score(self, answer: str, prompt: Prompt) -> Judgement: ...
+
+    def close(self) -> None: ...
+
+
+class ClosesBadly(WithoutTests):
+    def __init__(self, timeout_s: float) -> None: ...
+
+    def close(self) -> None:
+        raise RuntimeError("close is bad")
+
+
+def test_an_error_of_the_constructor_names_the_reward() -> None:
+    name = f"{__name__}:WithoutTests"
+    with pytest.raises(
+        ConfigError,
+        match=rf"^rollout\.workflow\.reward: the constructor of {name} failed: FileNotFoundError: no",
+    ):
+        make_reward(name, 1.0)
+
+
+def test_a_close_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    make_reward(f"{__name__}:ClosesBadly", 1.0).close()
+    assert caplog.messages == ["close() of the reward failed"]
+    assert "RuntimeError: close is bad" in caplog.text

@@ -12,10 +12,13 @@ from rollout.config import (
     SglangConfig,
     WorkflowConfig,
 )
-from rollout.rewards.reward import Judgement
+from rollout.engines.engine import make_engine
+from rollout.rewards.math_reward import MathReward
+from rollout.rewards.reward import Judgement, Reward
 from rollout.service import agent_pool
 from rollout.service.agent_pool import check_agent_pool, open_agent_pool
 from rollout.service.episode_runner import run_prompts
+from rollout.workflows import make_workflow
 from rollout.workflows.single_turn import SingleTurn
 from storage import layout
 from storage.errors import ConfigError, CorruptError, NotFoundError
@@ -265,3 +268,49 @@ async def test_retired_versions_are_skipped_and_damage_is_reported(
     with pytest.raises(CorruptError, match=r"weights/solver/00000003"):
         await pool.load_newest(memory_store)
     await pool.close()
+
+
+class WithoutPrompt(SingleTurn):
+    def __init__(self, reward: Reward) -> None:
+        raise FileNotFoundError("no prompt.txt")
+
+
+def test_an_error_of_the_constructor_names_the_workflow() -> None:
+    config = WorkflowConfig(name=f"{__name__}:WithoutPrompt")
+    with pytest.raises(
+        ConfigError,
+        match=rf"^rollout\.workflow\.args: the constructor of {config.name} failed: FileNotFoundError",
+    ):
+        make_workflow(config, MathReward(1.0))
+
+
+class WithCapacity(ScriptedEngine):
+    value: ClassVar[Any] = 0
+
+    def capacity(self) -> int:
+        if isinstance(self.value, Exception):
+            raise self.value
+        made: int = self.value
+        return made
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (0, "returned 0; it must return the number of requests decoded together"),
+        (-1, "returned -1; it must"),
+        (None, "returned None; it must"),
+        (True, "returned True; it must"),
+        (KeyError("oops"), "failed: KeyError: 'oops'"),
+    ],
+)
+def test_an_engine_without_capacity_is_named(
+    monkeypatch: pytest.MonkeyPatch, value: Any, fault: str
+) -> None:
+    """A semaphore of 0 would start no episode, for ever."""
+    monkeypatch.setattr(WithCapacity, "value", value)
+    name = f"{__name__}:WithCapacity"
+    with pytest.raises(
+        ConfigError, match=rf"^rollout\.engine\.name: capacity\(\) of {name} {fault}"
+    ):
+        make_engine(EngineConfig(name=name), {})

@@ -1,10 +1,34 @@
 import asyncio
 import queue
+from traceback import FrameSummary
 
 import pytest
 
 from rollout.service import blocked_loop, event_loop
+from storage.machine import limited_process
 from tests.support.patience import PATIENCE_S
+
+
+def frames(*files: str) -> list[FrameSummary]:
+    return [FrameSummary(file, line, "call") for line, file in enumerate(files, 1)]
+
+
+@pytest.mark.parametrize(
+    ("called", "place"),
+    [
+        (("/home/me/my_reward.py", asyncio.__file__), "/home/me/my_reward.py, line 3"),
+        (("/home/me/my_reward.py", limited_process.__file__), "/home/me/my_reward.py, line 3"),
+        ((event_loop.__file__, limited_process.__file__), f"{limited_process.__file__}, line 4"),
+        (
+            (pytest.__file__, "<frozen importlib._bootstrap>"),
+            "<frozen importlib._bootstrap>, line 4",
+        ),
+    ],
+)
+def test_only_code_of_users_is_advised_to_await(called: tuple[str, ...], place: str) -> None:
+    found = blocked_loop.note(frames("<string>", event_loop.__file__, *called))
+    assert found.startswith(f"blocked for 30 s by {place}, in call: no lease is renewed")
+    assert ("must await" in found) == ("my_reward.py" in place)
 
 
 async def answers_late(reports: "queue.Queue[str]") -> str:

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,6 +44,31 @@ def engines() -> Iterator[list[ScriptedEngine]]:
     RecordedEngine.made.clear()
     yield RecordedEngine.made
     RecordedEngine.made.clear()
+
+
+class LoopRecordingEngine(ScriptedEngine):
+    """Keeps whether an event loop runs in the thread that makes the engine."""
+
+    loops: ClassVar[list[bool]] = []
+
+    def __init__(self, config: EngineConfig, model_config: Json) -> None:
+        super().__init__(config, model_config)
+        self.loops.append(asyncio._get_running_loop() is not None)
+
+
+def test_models_are_opened_outside_of_the_event_loop(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that starts, or an import, takes longer on a busy machine than a loop may wait."""
+    monkeypatch.setattr(LoopRecordingEngine, "loops", [])
+    write_orders(memory_store, 1)
+    publish_base(memory_store, ["solver"])
+    engine = EngineConfig(name=f"{__name__}:LoopRecordingEngine")
+    with RunningWorker(memory_store, config().model_copy(update={"engine": engine})) as worker:
+        until(answered(memory_store, 1))
+        worker.stop()
+        worker.join()
+    assert LoopRecordingEngine.loops == [False]
 
 
 def with_recorded_engines(device: str = "cpu") -> RolloutConfig:

@@ -143,5 +143,35 @@ def test_an_invalid_custom_correction_is_refused(
     ],
 )
 def test_invalid_weights_are_refused(result: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         check_weights(result, 2)
+
+
+class Wrong(Half):
+    """Returns or raises what a test wants."""
+
+    result: Any = None
+
+    def token_weights(self, proximal_N: Tensor, behaviour_N: Tensor, sequence_N: Tensor) -> Tensor:
+        if isinstance(self.result, Exception):
+            raise self.result
+        made: Tensor = self.result
+        return made
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (None, r"it must return floating-point weights of shape \[6\], not NoneType"),
+        (torch.full((6,), 1e39, dtype=torch.float64), "it must return finite weights"),
+        (KeyError("oops"), "KeyError: 'oops'"),
+    ],
+)
+def test_a_fault_of_a_custom_correction_names_setting_and_class(
+    monkeypatch: pytest.MonkeyPatch, result: Any, message: str
+) -> None:
+    monkeypatch.setattr(Wrong, "result", result)
+    where = rf"^train\.loss\.correction\.path: token_weights of {__name__}:Wrong failed: "
+    with pytest.raises(ConfigError, match=where + message) as raised:
+        weights(custom("Wrong"))
+    assert isinstance(raised.value.__cause__, type(result) if message[:3] == "Key" else ValueError)

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.engines.torch.host_tensors import to_torch
 from trainer.losses import CustomLoss, PpoClip
+from trainer.losses.corrections import CustomCorrection
 from trainer.losses.loss import Prepared, TokenLoss
 from trainer.losses.surrogates import masked_ratio
 
@@ -72,6 +74,62 @@ class CentredLogRatio(Plain):
         return masked_ratio(logprobs_N, behaviour_N, advantages_N, prepared.per_token["keep"])
 
 
+class Weighted(Plain):
+    """−min(ρ, 1.1)ρA, from its arguments as they are."""
+
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
+        weight_N = (logprobs_N - behaviour_N).exp().clamp(max=1.1)
+        return Prepared(per_token={"weight": weight_N})
+
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
+        ratio_N = (logprobs_N - behaviour_N).exp()
+        values_N = -prepared.per_token["weight"] * advantages_N * ratio_N
+        return TokenLoss(values_N, torch.zeros_like(advantages_N, dtype=torch.bool))
+
+
+class WeightedInPlace(Weighted):
+    """The same numbers by operations in place, which change all arguments."""
+
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
+        advantages_N.zero_()
+        weight_N = logprobs_N.sub_(behaviour_N).exp_().clamp_(max=1.1)
+        behaviour_N.zero_()
+        return Prepared(per_token={"weight": weight_N})
+
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
+        result = super().token_losses(
+            prepared, logprobs_N, behaviour_N.clone(), advantages_N.clone()
+        )
+        for tensor_N in (logprobs_N.detach(), behaviour_N, advantages_N):
+            tensor_N.zero_()
+        return result
+
+
+class WholeInPlace(WeightedInPlace):
+    whole_minibatch = True
+
+
+class InverseRatio:
+    """w = min(b/p, 2)."""
+
+    def token_weights(self, proximal_N: Tensor, behaviour_N: Tensor, sequence_N: Tensor) -> Tensor:
+        return (behaviour_N - proximal_N).exp().clamp(max=2.0)
+
+
+class InverseRatioInPlace:
+    """The same numbers by operations in place, which change all arguments."""
+
+    def token_weights(self, proximal_N: Tensor, behaviour_N: Tensor, sequence_N: Tensor) -> Tensor:
+        behaviour_N.sub_(proximal_N)
+        proximal_N.zero_()
+        sequence_N.zero_()
+        return behaviour_N.exp_().clamp_(max=2.0)
+
+
 class Broken(Plain):
     def __init__(self) -> None:
         raise KeyError("x")
@@ -82,12 +140,34 @@ class TakesAMetric(Plain):
         return Prepared({"loss": 1.0, "kl": 2.0})
 
 
-class Summed(Plain):
+class Wrong(Plain):
+    """Has one fault."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.factor = 1.0
+
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Any:
+        faults = {
+            "no prepared": None,
+            "metric": Prepared({"mean": None}),  # type: ignore[dict-item]
+            "short": Prepared(per_token={"w": torch.ones(1)}),
+        }
+        return faults.get(self.fault, Prepared({"mean": torch.tensor(1.0)}))  # type: ignore[dict-item]
+
     def token_losses(
         self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
     ) -> TokenLoss:
         every = super().token_losses(prepared, logprobs_N, behaviour_N, advantages_N)
-        return TokenLoss(every.values_N.sum(), every.clipped_N)
+        if self.fault == "raised":
+            raise KeyError("oops")
+        values: Any = {
+            "sum": every.values_N.sum(),
+            "list": every.values_N.tolist(),
+            "integers": every.values_N.long(),
+            "detached": every.values_N.detach(),
+        }[self.fault]
+        return TokenLoss(values, every.clipped_N)
 
 
 class WithoutStatement:
@@ -155,6 +235,31 @@ def test_a_loss_of_the_whole_minibatch_does_not_depend_on_micro_batches() -> Non
     assert all(np.allclose(weights[name], split[name], rtol=1e-4, atol=1e-5) for name in weights)
 
 
+@pytest.mark.parametrize("micro_batch_tokens", [4096, 16])
+@pytest.mark.parametrize("name", ["WeightedInPlace", "WholeInPlace"])
+def test_a_loss_that_works_in_place_trains_the_same_bits(
+    name: str, micro_batch_tokens: int
+) -> None:
+    update = {"micro_batch_tokens": micro_batch_tokens}
+    metrics, weights = stepped(custom("Weighted").model_copy(update=update))
+    other_metrics, other = stepped(custom(name).model_copy(update=update))
+    assert other_metrics == metrics
+    assert all(np.array_equal(weights[name], other[name]) for name in weights)
+
+
+def test_a_correction_that_works_in_place_trains_the_same_bits() -> None:
+    def corrected(name: str) -> TrainConfig:
+        correction = CustomCorrection(path=f"{HERE}:{name}")
+        loss = CustomLoss(path=f"{HERE}:Weighted", correction=correction)
+        return LINEAR.model_copy(update={"loss": loss})
+
+    metrics, weights = stepped(corrected("InverseRatio"))
+    other_metrics, other = stepped(corrected("InverseRatioInPlace"))
+    assert metrics["trainer/ratio/mean"] == 1.0  # of the trained and the proximal policy
+    assert other_metrics == metrics
+    assert all(np.array_equal(weights[name], other[name]) for name in weights)
+
+
 def test_a_constant_with_the_name_of_a_metric_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="scalars by the name of other metrics: loss; rename them"
@@ -162,11 +267,24 @@ def test_a_constant_with_the_name_of_a_metric_is_refused() -> None:
         stepped(custom("TakesAMetric"))
 
 
-def test_a_scalar_in_place_of_a_loss_per_token_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"token_losses must return values_N of shape \[\d+\], not \[\]"
-    ):
-        stepped(custom("Summed"))
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("no prepared", "prepare of .* failed: it must return a Prepared, not NoneType"),
+        ("metric", r"prepare of .* failed: scalars\['mean'\] must be a number, not NoneType"),
+        ("short", r"prepare of .* failed: per_token\['w'\] .* shape \[\d+\], not Tensor \[1\]"),
+        ("sum", r"token_losses of .* failed: values_N .* shape \[\d+\], not Tensor \[\]"),
+        ("list", r"token_losses of .* failed: values_N .* shape \[\d+\], not list \[\]"),
+        ("integers", "token_losses of .* failed: values_N must be floating-point values with a"),
+        ("detached", "token_losses of .* failed: values_N must be floating-point values with a"),
+        ("raised", "token_losses of .* failed: KeyError: 'oops'"),
+    ],
+)
+def test_a_fault_of_a_custom_loss_names_setting_and_class(fault: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^train\.loss\.path: {message}") as raised:
+        stepped(custom("Wrong", fault=fault))
+    assert f" of {HERE}:Wrong failed" in str(raised.value)
+    assert raised.value.__cause__ is not None
 
 
 def test_a_class_without_the_loss_interface_is_refused_before_it_is_built() -> None:
