@@ -19,6 +19,7 @@ from rollout.rewards.math_answers.scalars import (
     conjunction,
     equal_scalars,
     is_equation_to_solve,
+    is_relation_of_several,
     number_of,
 )
 from rollout.rewards.math_answers.spelling import tidy, without_spaces
@@ -121,6 +122,9 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         and _equal_unordered(parts, gold_parts, algebra, depth - 1)
     ):
         return True
+    if golds is None and is_relation_of_several(gold):
+        chains = sides(answer), sides(gold)
+        return _equal_unordered(*chains, algebra, depth - 1) if depth else False
     return equal_scalars(without_brackets(answer), without_brackets(gold), algebra)
 
 

@@ -56,6 +56,26 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "\\$5": (["500 cents", "500¢", "5", "5 dollars", "US\\$5.00"], ["5 cents", "500 dollars", "5 euros", "€5", "\\$500"]),
     "75\\text{ cents}": (["\\$0.75", "75", "75¢"], ["\\$75", "0.75 cents"]),
     "£5": (["5", "5 pounds"], ["5 euros", "€5"]),
+    # relations of several sides: all sides count, in any order
+    "\\frac{x}{1}=\\frac{y}{2}=\\frac{z}{3}": (
+        ["x=\\frac y2=\\frac z3", "\\frac z3=\\frac y2=x"], ["\\frac x1=\\frac y5=\\frac z3", "\\frac x1=\\frac z3", "\\frac z3"],
+    ),
+    "\\frac{a+b}{c}=\\frac{b+c}{a}=\\frac{c+a}{b}": (["\\frac{b+a}{c}=\\frac{b+c}{a}=\\frac{a+c}{b}"], ["\\frac{a+b}{c}=\\frac{c+a}{b}"]),
+    "a=b=c": (["c=b=a", "b=c=a"], ["c", "a=c", "a=2b=c", "a=b", "a=b=c=d"]),
+    "x=-y=z": ([], ["x=y=z", "z"]),
+    "a=2b=4c": (["4c=2b=a"], ["a=3b=4c", "4c", "a=4c"]),
+    "AB=BC=CD": (["CD=BC=AB"], ["AB=CD", "AB=AC=CD", "CD"]),
+    "AB=2BC=3CD": ([], ["3CD"]),
+    "x_1=2x_2=3x_3": ([], ["3x_3", "x_1=2x_3=3x_2"]),
+    "a=b=c=1": (["1=a=b=c"], ["1", "a=1", "a=b=1"]),
+    "\\angle A=\\angle B=60^\\circ": (["\\angle B=\\angle A=60"], ["60", "\\angle A=60^\\circ"]),
+    # computations of several sides: the last one is the result
+    "S_n=\\sum_{k=1}^n k=\\frac{n(n+1)}{2}": (["\\frac{n(n+1)}{2}", "S_n=\\frac{n^2+n}{2}"], ["\\frac{n(n-1)}{2}"]),
+    "F=ma=m\\frac{v^2}{r}": (["\\frac{mv^2}{r}", "F=\\frac{mv^2}{r}"], ["\\frac{mv}{r}"]),
+    "P=IV=I^2R": (["I^2R"], ["IR"]),
+    "\\frac{dy}{dx}=\\frac{2x}{2y}=\\frac{x}{y}": (["\\frac{dy}{dx}=\\frac{x}{y}"], ["\\frac{dy}{dx}=\\frac{y}{x}"]),
+    "P(A)=\\frac{|A|}{|S|}=\\frac{5}{18}": (["\\frac5{18}"], []),
+    "f(n)=n+1-1=n": (["n"], ["n+1"]),
     # words between items
     "5\\text{ boys}, 7\\text{ girls}": (
         ["5\\text{ boys and }7\\text{ girls}", "7\\text{ girls and }5\\text{ boys}", "\\text{5 boys and 7 girls}"],
