@@ -208,6 +208,12 @@ SHORT_FRACTION: Final = re.compile(
 )
 """`\\frac12`, `\\frac1{2}`, `\\frac{1}2`, `\\frac\\pi 4`, `\\binom52`, `\\frac {1}`."""
 
+ONE_TOKEN: Final = re.compile(
+    r"\\(bar|vec|hat|tilde|over(?:line|rightarrow)|wide(?:hat|tilde)|boldsymbol|bm"
+    rf"|math(?:bf|bb|cal|rm|it|sf))(?:\s{{1,8}}([a-zA-Z])|\s{{0,8}}({GREEK_LETTER}))"
+)
+"""An accent or a font before one token without braces: `\\bar x`, which is `\\bar{x}`."""
+
 EN_DASH: Final = re.compile(r"(?<=\d)--(?=\d)")
 """A range in TeX: `5--6`."""
 WHITE: Final = re.compile(r"\s+")
@@ -226,6 +232,7 @@ def tidy(text: str) -> str:
         CHARACTERS
     )
     text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, text))
+    text = ONE_TOKEN.sub(lambda match: f"\\{match[1]}{{{match[2] or match[3]}}}", text)
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))

@@ -283,6 +283,10 @@ RARE: list[tuple[str, str, bool]] = [
     ("\\mathbb R", "\\mathbb{R}", True), ("x\\in\\mathbb R", "(-\\infty,\\infty)", True), ("\\mathbb Q", "\\mathbb{R}", False),
     ("\\frac{\\lambda_{red}}{\\sqrt2}", "\\lambda_{\\text {red}} / \\sqrt{2}", True),
     ("\\frac12mv_\\text{max}^2", "\\frac{mv_{max}^2}{2}", True), ("\\frac{\\lambda_{blue}}{\\sqrt2}", "\\lambda_{\\text {red}} / \\sqrt{2}", False),
+    ("\\bar x=5", "\\bar{x}=5", True), ("\\bar x", "x", False), ("\\hat p=0.4", "\\hat{p}=0.4", True), ("\\hat y=2x+1", "\\hat{y}=2x+1", True),
+    ("\\vec a+2\\vec b", "\\vec{a}+2\\vec{b}", True), ("\\vec a+2\\vec b", "2\\vec{a}+\\vec{b}", False), ("3\\hat i-4\\hat j", "3\\hat{i}-4\\hat{j}", True),
+    ("\\frac{\\mathbf F}{m}", "\\frac{\\mathbf{F}}{m}", True), ("\\mathcal F", "\\mathcal{F}", True), ("\\tilde x", "\\hat{x}", False),
+    ("\\hat\\theta", "\\hat{\\theta}", True), ("|\\vec a|=5", "|\\vec{a}|=5", True), ("\\mathrm e^x", "e^x", True), ("\\vec pq", "\\vec{pq}", False),
 ]
 # fmt: on
 
