@@ -208,6 +208,11 @@ SHORT_FRACTION: Final = re.compile(
 )
 """`\\frac12`, `\\frac1{2}`, `\\frac{1}2`, `\\frac\\pi 4`, `\\binom52`, `\\frac {1}`."""
 
+CHOOSE: Final = re.compile(
+    r"(?<!\\)\{(?P<n>(?:[^{}\\]|\\(?!choose)[a-zA-Z]|\{[^{}]{0,30}\}){1,60})\\choose(?![a-zA-Z])"
+    r"(?P<k>(?:[^{}]|\{[^{}]{0,30}\}){1,60})\}"
+)
+"""`{n \\choose k}`, which is `\\binom{n}{k}`."""
 ONE_TOKEN: Final = re.compile(
     r"\\(bar|vec|hat|tilde|over(?:line|rightarrow)|wide(?:hat|tilde)|boldsymbol|bm"
     rf"|math(?:bf|bb|cal|rm|it|sf))(?:\s{{1,8}}([a-zA-Z])|\s{{0,8}}({GREEK_LETTER}))"
@@ -233,6 +238,7 @@ def tidy(text: str) -> str:
     )
     text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, text))
     text = ONE_TOKEN.sub(lambda match: f"\\{match[1]}{{{match[2] or match[3]}}}", text)
+    text = CHOOSE.sub(r"\\binom{\g<n>}{\g<k>}", text)
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))

@@ -287,6 +287,8 @@ RARE: list[tuple[str, str, bool]] = [
     ("\\vec a+2\\vec b", "\\vec{a}+2\\vec{b}", True), ("\\vec a+2\\vec b", "2\\vec{a}+\\vec{b}", False), ("3\\hat i-4\\hat j", "3\\hat{i}-4\\hat{j}", True),
     ("\\frac{\\mathbf F}{m}", "\\frac{\\mathbf{F}}{m}", True), ("\\mathcal F", "\\mathcal{F}", True), ("\\tilde x", "\\hat{x}", False),
     ("\\hat\\theta", "\\hat{\\theta}", True), ("|\\vec a|=5", "|\\vec{a}|=5", True), ("\\mathrm e^x", "e^x", True), ("\\vec pq", "\\vec{pq}", False),
+    ("{n \\choose k}", "\\binom{n}{k}", True), ("{n \\choose k}", "\\binom{k}{n}", False), ("{10\\choose 3}", "\\binom{10}{3}", True), ("{10\\choose3}", "120", True),
+    ("2{n+1 \\choose k_{1}}", "2\\binom{n+1}{k_1}", True), ("\\frac{{n \\choose 2}}{n}", "\\frac{\\binom n2}{n}", True), ("{n \\choose k}", "\\frac{n}{k}", False),
 ]
 # fmt: on
 
