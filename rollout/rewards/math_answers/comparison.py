@@ -51,6 +51,7 @@ NESTING_MAX: Final = 20
 
 MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
 TO: Final = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
+NAMED_SET: Final = "=\\{"
 CLOSED_AT_INFINITY: Final = re.compile(r"\[[-+]?\\infty|\\infty\]")
 
 
@@ -125,7 +126,9 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     if golds is None and is_relation_of_several(gold):
         chains = sides(answer), sides(gold)
         return _equal_unordered(*chains, algebra, depth - 1) if depth else False
-    return equal_scalars(without_brackets(answer), without_brackets(gold), algebra)
+    if NAMED_SET not in answer + gold:
+        answer, gold = without_brackets(answer), without_brackets(gold)
+    return equal_scalars(answer, gold, algebra)
 
 
 def _as_tuple(rows: Sequence[Sequence[str]] | None, text: str, other: str) -> str:

@@ -16,6 +16,7 @@ from rollout.rewards.math_answers.numbers import read_number, rounds, same_numbe
 from rollout.rewards.math_answers.operators import (
     CHANGE,
     applications_as_symbols,
+    brackets_as_floors,
     derivatives_as_symbols,
     differences_as_symbols,
     functions,
@@ -270,6 +271,9 @@ def _letters(text: str, are_names: bool) -> frozenset[str]:
 
 
 def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
+    if (floors := brackets_as_floors(answer, gold)) is None:
+        return False
+    answer, gold = floors
     names = functions(answer, gold)
     pair = in_one_notation(
         *(_for_algebra(applications_as_symbols(text, names)) for text in (answer, gold))

@@ -76,6 +76,18 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "\\frac{dy}{dx}=\\frac{2x}{2y}=\\frac{x}{y}": (["\\frac{dy}{dx}=\\frac{x}{y}"], ["\\frac{dy}{dx}=\\frac{y}{x}"]),
     "P(A)=\\frac{|A|}{|S|}=\\frac{5}{18}": (["\\frac5{18}"], []),
     "f(n)=n+1-1=n": (["n"], ["n+1"]),
+    # brackets around a whole side: the floor and the fractional part
+    "\\left[\\frac n2\\right]": (["\\left\\lfloor\\frac{n}{2}\\right\\rfloor", "[n/2]"], ["\\frac n2", "\\frac{n}{2}"]),
+    "\\lfloor\\frac n2\\rfloor": (["\\left[\\frac n2\\right]"], ["\\frac n2", "[\\frac n3]"]),
+    "f(x)=x": (["x", "f(x)=(x)"], ["f(x)=[x]", "f(x)=\\{x\\}", "[x]"]),
+    "f(x)=[x]": (["f(x)=\\lfloor x\\rfloor", "[x]"], ["f(x)=x", "f(x)=\\{x\\}", "x"]),
+    "f(x)=\\{x\\}": (["\\{x\\}"], ["f(x)=x", "f(x)=[x]", "x"]),
+    "S=\\{a\\}": (["\\{a\\}", "S=\\{a\\}"], ["\\{b\\}"]),
+    "S=\\{5\\}": (["\\{5\\}", "5"], ["\\{6\\}"]),
+    "\\{a\\}": (["S=\\{a\\}", "a"], ["S=\\{b\\}"]),
+    "\\begin{bmatrix}a\\\\b\\end{bmatrix}": (["[\\begin{matrix}a\\\\b\\end{matrix}]"], []),
+    "2(x+1)": (["[2(x+1)]", "2[x+1]"], ["[x+1]"]),
+    "[(a+b)c]d": (["acd+bcd", "(a+b)cd"], []),
     # words between items
     "5\\text{ boys}, 7\\text{ girls}": (
         ["5\\text{ boys and }7\\text{ girls}", "7\\text{ girls and }5\\text{ boys}", "\\text{5 boys and 7 girls}"],
