@@ -289,6 +289,8 @@ RARE: list[tuple[str, str, bool]] = [
     ("\\hat\\theta", "\\hat{\\theta}", True), ("|\\vec a|=5", "|\\vec{a}|=5", True), ("\\mathrm e^x", "e^x", True), ("\\vec pq", "\\vec{pq}", False),
     ("{n \\choose k}", "\\binom{n}{k}", True), ("{n \\choose k}", "\\binom{k}{n}", False), ("{10\\choose 3}", "\\binom{10}{3}", True), ("{10\\choose3}", "120", True),
     ("2{n+1 \\choose k_{1}}", "2\\binom{n+1}{k_1}", True), ("\\frac{{n \\choose 2}}{n}", "\\frac{\\binom n2}{n}", True), ("{n \\choose k}", "\\frac{n}{k}", False),
+    ("\\frac5{18}\\%", "\\frac5{18}", False), ("1/2\\%", "\\frac12", False), ("\\frac12", "\\frac12\\%", False), ("\\frac12\\%", "0.005", True), ("0.5\\%", "0.5", True),
+    ("0\\%", "0", True), ("33\\frac13\\%", "33\\frac13", True),
 ]
 # fmt: on
 
