@@ -88,6 +88,10 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "\\begin{bmatrix}a\\\\b\\end{bmatrix}": (["[\\begin{matrix}a\\\\b\\end{matrix}]"], []),
     "2(x+1)": (["[2(x+1)]", "2[x+1]"], ["[x+1]"]),
     "[(a+b)c]d": (["acd+bcd", "(a+b)cd"], []),
+    # two points in one
+    "(\\pm\\sqrt5,0)": (["(\\sqrt5,0),(-\\sqrt5,0)", "(-\\sqrt5,0) \\text{ and } (\\sqrt5,0)", "(\\pm\\sqrt{5},0)"], ["(\\sqrt5,0)", "(0,\\pm\\sqrt5)", "(\\pm5,0)", "\\pm\\sqrt5"]),
+    "(\\sqrt5,0),(-\\sqrt5,0)": (["(\\pm\\sqrt5,0)", "(±\\sqrt5, 0)"], ["(\\pm\\sqrt5,1)", "(\\pm\\sqrt5,\\pm0)"]),
+    "(4,\\pi/3),(4,-\\pi/3)": (["(4,\\pm\\pi/3)"], ["(\\pm4,\\pi/3)"]),
     # words between items
     "5\\text{ boys}, 7\\text{ girls}": (
         ["5\\text{ boys and }7\\text{ girls}", "7\\text{ girls and }5\\text{ boys}", "\\text{5 boys and 7 girls}"],
