@@ -92,6 +92,15 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "(\\pm\\sqrt5,0)": (["(\\sqrt5,0),(-\\sqrt5,0)", "(-\\sqrt5,0) \\text{ and } (\\sqrt5,0)", "(\\pm\\sqrt{5},0)"], ["(\\sqrt5,0)", "(0,\\pm\\sqrt5)", "(\\pm5,0)", "\\pm\\sqrt5"]),
     "(\\sqrt5,0),(-\\sqrt5,0)": (["(\\pm\\sqrt5,0)", "(±\\sqrt5, 0)"], ["(\\pm\\sqrt5,1)", "(\\pm\\sqrt5,\\pm0)"]),
     "(4,\\pi/3),(4,-\\pi/3)": (["(4,\\pm\\pi/3)"], ["(\\pm4,\\pi/3)"]),
+    # domains after an answer
+    "f(x)=2x": (
+        ["f(x)=2x \\text{ for all } x", "f(x)=2x, x\\in\\mathbb{R}", "f(x)=2x, \\forall x \\in \\mathbb R", "f(x)=2x \\text{ for all real } x", "2x, x \\in \\mathbb{R}"],
+        ["f(x)=2x, x\\in\\mathbb{Q}", "f(x)=2x, x>0", "f(x)=3x, x\\in\\mathbb{R}", "f(x)=2x, x"],
+    ),
+    "\\frac\\pi4+k\\pi": (["\\frac\\pi4+k\\pi, k\\in\\mathbb{Z}", "x=\\frac\\pi4+k\\pi,k\\in\\mathbb Z"], ["\\frac\\pi4+k\\pi, k\\in\\mathbb{N}", "\\frac\\pi4, k\\in\\mathbb{Z}"]),
+    "x=1": (["x=1, x\\in\\mathbb{R}"], ["x=1, y\\in\\mathbb{R}"]),
+    "(0,4)": (["0<x<4, x\\in\\mathbb{R}"], ["0<x<4, x\\in\\mathbb{Z}"]),
+    "f(x)=2x, x>0": ([], ["f(x)=2x, x\\in\\mathbb{R}"]),
     # words between items
     "5\\text{ boys}, 7\\text{ girls}": (
         ["5\\text{ boys and }7\\text{ girls}", "7\\text{ girls and }5\\text{ boys}", "\\text{5 boys and 7 girls}"],
