@@ -291,6 +291,8 @@ RARE: list[tuple[str, str, bool]] = [
     ("2{n+1 \\choose k_{1}}", "2\\binom{n+1}{k_1}", True), ("\\frac{{n \\choose 2}}{n}", "\\frac{\\binom n2}{n}", True), ("{n \\choose k}", "\\frac{n}{k}", False),
     ("\\frac5{18}\\%", "\\frac5{18}", False), ("1/2\\%", "\\frac12", False), ("\\frac12", "\\frac12\\%", False), ("\\frac12\\%", "0.005", True), ("0.5\\%", "0.5", True),
     ("0\\%", "0", True), ("33\\frac13\\%", "33\\frac13", True),
+    ("15\\text{ dollars a day}", "15", True), ("15\\text{ a day}", "15", True), ("\\$15\\text{ a day}", "15\\text{ dollars per day}", True), ("15\\text{ dollars a day}", "15\\text{ dollars an hour}", False),
+    ("60\\text{ km an hour}", "1\\text{ km a minute}", True), ("2\\text{ and a day}", "2", False), ("\\frac34\\text{ of a day}", "18\\text{ hours}", True),
 ]
 # fmt: on
 
