@@ -184,6 +184,8 @@ INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
 """`E_{1}`, which is `E_1`."""
 FRENCH: Final = re.compile(r"([\[\]])([^][]{1,200})([\[\]])")
 """An interval whose bracket at an open end points outwards: `]0,1]`."""
+NUMERAL_AS_TEXT: Final = re.compile(r"(?<==)\\text ?\{ ?(-?\d[\d,]{0,30}(?:\.\d{1,30})?) ?\}")
+"""The result of `7+8=\\mathbf{15}`."""
 AND_IN_TEXT: Final = re.compile(r"\\text ?\{([^{}]{0,60}[a-z]),? (?:and|or) ?\}(?= ?[\d$])")
 """The unit of an item and the word before the next one: `5\\text{ boys and }7\\text{ girls}`."""
 SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d]|\([-+.\d])")
@@ -265,6 +267,7 @@ def _respelled(text: str) -> str:
     text = BLACKBOARD.sub(r"\\mathbb{\1}", PERCENT_AS_TEXT.sub("%", text))
     text = TEXT_INDEX.sub(lambda match: f"_{{{match[1] or match[2]}}}", text)
     text = SET_MINUS.sub(r"\1\\setminus", ANGSTROM.sub(r"\\AA ", text))
+    text = NUMERAL_AS_TEXT.sub(r"\1", text)
     return UNIT_FRACTION.sub(r"\1/\2", UNIT_PRODUCT.sub(_factors, text))
 
 

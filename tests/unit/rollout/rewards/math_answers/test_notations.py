@@ -293,6 +293,7 @@ RARE: list[tuple[str, str, bool]] = [
     ("0\\%", "0", True), ("33\\frac13\\%", "33\\frac13", True),
     ("15\\text{ dollars a day}", "15", True), ("15\\text{ a day}", "15", True), ("\\$15\\text{ a day}", "15\\text{ dollars per day}", True), ("15\\text{ dollars a day}", "15\\text{ dollars an hour}", False),
     ("60\\text{ km an hour}", "1\\text{ km a minute}", True), ("2\\text{ and a day}", "2", False), ("\\frac34\\text{ of a day}", "18\\text{ hours}", True),
+    ("7+8=\\mathbf{15}", "15", True), ("7+8=\\textbf{16}", "15", False), ("x = \\boldsymbol{1{,}200.5}", "1200.5", True), ("7+9=\\mathbf{15}", "15", False),
 ]
 # fmt: on
 
