@@ -94,7 +94,7 @@ SHORT: Final = {"mph": "mi/h", "kph": "km/h", "kmph": "km/h"}
 PER: Final = re.compile(
     r"(?<![a-zA-Z])(?<!of )(?:an?|every) (?=(?:second|minute|hour|day|week|month|year)(?![a-zA-Z]))"
 )
-"""The article in `dollars a day`, which means *per*. `of a day` is a part of one."""
+"""The word before the unit in `dollars a day`, which means *per*. `of a day` is a part of one."""
 PART: Final = re.compile(
     r"(?P<per>/|per(?![a-zA-Z]))|(?P<name>[^\W\d_]{1,30})(?: ?\^ ?\{? ?(?P<power>-?\d) "
     r"?\}?)?|(?P<other>[^ .{}~-])"
