@@ -14,14 +14,16 @@ from itertools import chain
 from typing import Final, Literal
 
 from rollout.rewards.math_answers.inequalities import solution_set
+from rollout.rewards.math_answers.operators import LETTER
 from rollout.rewards.math_answers.scalars import (
     Algebra,
     conjunction,
     equal_scalars,
     is_equation_to_solve,
+    is_relation_of_several,
     number_of,
 )
-from rollout.rewards.math_answers.spelling import tidy, without_spaces
+from rollout.rewards.math_answers.spelling import GREEK_LETTER, tidy, without_spaces
 from rollout.rewards.math_answers.structure import (
     ITEMS_MAX,
     Collection,
@@ -50,6 +52,14 @@ NESTING_MAX: Final = 20
 
 MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
 TO: Final = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
+DOMAIN: Final = re.compile(
+    r"(?:,|(?P<all>,? ?(?:\\forall|\\text ?\{ ?,? ?for (?:all|every|any)(?: real)? ?\}))) ?"
+    rf"(?P<variable>[a-zA-Z]|{GREEK_LETTER})"
+    r"(?: ?\\in ?\\mathbb ?\{ ?(?P<set>[RZ]) ?\}|(?(all)|(?!)))\Z"
+)
+"""A domain after an answer: `, k\\in\\mathbb{Z}`, `\\text{ for all }x`."""
+INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|ne)(?![a-zA-Z])")
+NAMED_SET: Final = "=\\{"
 CLOSED_AT_INFINITY: Final = re.compile(r"\[[-+]?\\infty|\\infty\]")
 
 
@@ -79,7 +89,7 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     assigned = assignments(answer), assignments(gold)
     if assigned[0] is None or assigned[1] is None:
         return False
-    answer, gold = assigned[0], assigned[1]
+    answer, gold = _without_domain(assigned[0], assigned[1]), assigned[1]
     letter, content = labelled_choice(answer)
     gold_letter, gold_content = labelled_choice(gold)
     if letter or gold_letter:
@@ -121,7 +131,26 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         and _equal_unordered(parts, gold_parts, algebra, depth - 1)
     ):
         return True
-    return equal_scalars(without_brackets(answer), without_brackets(gold), algebra)
+    if golds is None and is_relation_of_several(gold):
+        chains = sides(answer), sides(gold)
+        return _equal_unordered(*chains, algebra, depth - 1) if depth else False
+    if NAMED_SET not in answer + gold:
+        answer, gold = without_brackets(answer), without_brackets(gold)
+    return equal_scalars(answer, gold, algebra)
+
+
+def _without_domain(answer: str, gold: str) -> str:
+    """Remove `, k\\in\\mathbb{Z}` after an answer in k if the gold has no domain.
+
+    After another answer k is a free variable, and whole numbers may make an inequality stricter.
+    """
+    domain = DOMAIN.search(answer)
+    if domain is None or DOMAIN.search(gold) or MEMBER.search(gold):
+        return answer
+    rest = answer[: domain.start()].strip()
+    is_stricter = domain["set"] == "Z" and INEQUALITY.search(rest)
+    is_free = domain["variable"] not in LETTER.findall(rest)
+    return answer if is_stricter or is_free else rest
 
 
 def _as_tuple(rows: Sequence[Sequence[str]] | None, text: str, other: str) -> str:

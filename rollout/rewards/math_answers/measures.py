@@ -91,6 +91,10 @@ WITHOUT_MEANING: Final = frozenset(
 POWERS: Final = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 SHORT: Final = {"mph": "mi/h", "kph": "km/h", "kmph": "km/h"}
 
+PER: Final = re.compile(
+    r"(?<![a-zA-Z])(?<!of )(?:an?|every) (?=(?:second|minute|hour|day|week|month|year)(?![a-zA-Z]))"
+)
+"""The word before the unit in `dollars a day`, which means *per*. `of a day` is a part of one."""
 PART: Final = re.compile(
     r"(?P<per>/|per(?![a-zA-Z]))|(?P<name>[^\W\d_]{1,30})(?: ?\^ ?\{? ?(?P<power>-?\d) "
     r"?\}?)?|(?P<other>[^ .{}~-])"
@@ -112,7 +116,7 @@ def measure_of(unit: str) -> Measure | None:
     """Parse a unit such as `cm^2`, `miles per hour`, `kg m/s^2` or `red apples`; None for none."""
     dimensions: Counter[str] = Counter()
     factor, sign, next_power, is_known = Fraction(1), 1, 1, True
-    for part in PART.finditer(SHORT.get(unit.strip().lower(), unit)):
+    for part in PART.finditer(PER.sub("per ", SHORT.get(unit.strip().lower(), unit))):
         name = _normal(part["name"] or part["other"] or "")
         if part["per"]:
             sign = -1

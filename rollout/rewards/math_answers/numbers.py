@@ -83,9 +83,10 @@ def same_number(answer: Reading, gold: Reading) -> bool:
     """Return whether an answer is the number of the gold.
 
     The comparison is exact, with these rules. If only one side has a percent sign, p % equals both
-    p/100 and p. A decimal of at least SIGNIFICANT_MIN digits equals the fraction that it rounds.
-    For a plain gold, an answer that is not evaluated is wrong. If both have units of the same
-    kind, the units count: `500 cm` is `5 m`. `5 apples` is not `5 pears`.
+    p/100 and p; a fraction below 1, such as ½ %, equals only p/100. A decimal of at least
+    SIGNIFICANT_MIN digits equals the fraction that it rounds. For a plain gold, an answer that is
+    not evaluated is wrong. If both have units of the same kind, the units count: `500 cm` is
+    `5 m`. `5 apples` is not `5 pears`.
     """
     if answer.base is not None or gold.base is not None:
         return _same_based(answer, gold)
@@ -104,7 +105,8 @@ def same_number(answer: Reading, gold: Reading) -> bool:
         value=percent.value / 100,
         decimals=None if percent.decimals is None else percent.decimals + 2,
     )
-    return same_value(percent, other) or same_value(hundredth, other)
+    is_part = percent.decimals is None and abs(percent.value) < 1 and percent.value != 0
+    return same_value(hundredth, other) or (not is_part and same_value(percent, other))
 
 
 def same_value(first: Reading, second: Reading) -> bool:

@@ -110,6 +110,12 @@ FRACTIONAL_PART: Final = re.compile(
 """Braces within a term: `n+\\{x\\}`, `2\\{x\\}`. After a command (`\\setminus\\{0\\}`) they are
 a set.
 """
+WHOLE: Final = re.compile(
+    r"(?P<before>\A|=) ?(?P<bracket>\[|\\\{)(?![A-Z]+\]|\\begin)"
+    r"(?=[^][(),;&=]{0,99}?(?<![a-zA-Z\\])[a-zA-Z])(?P<inside>[^][(),;&=]{1,100}?)(?:\]|\\\})\Z"
+)
+"""A last side with a letter, in brackets that no term has: `[x]`, `\\{x\\}`; not `[2(x+1)]`."""
+FLOOR: Final = r"\g<before>\\lfloor \g<inside>\\rfloor "
 WORD_BETWEEN: Final = re.compile(
     r"[\d)}] ?\\text ?\{[^{}]*[a-zA-Z]{2}[^{}]*\} ?(?:[-+]? ?[\d.(]|\\(?:frac|sqrt|pi)(?![a-zA-Z]))"
     r"|\d ?[a-zA-Z]{2,20}(?: [a-zA-Z]{2,20}){0,3} \d| (?:to|by|over|minus|plus|mod) "
@@ -237,6 +243,20 @@ def unknowns_as_symbols(text: str) -> str:
         return name if is_function else f"{{{name}}}"
 
     return MISREAD.sub(symbol, text)
+
+
+def brackets_as_floors(answer: str, gold: str) -> tuple[str, str] | None:
+    """Replace `[x]` by `\\lfloor x\\rfloor` where only one of two texts has such a last side.
+
+    None where one has `\\{x\\}` and the other has not. Other pairs are returned unchanged.
+    """
+    matches = WHOLE.search(answer), WHOLE.search(gold)
+    brackets = [match["bracket"] if match else "" for match in matches]
+    if brackets[0] == brackets[1]:
+        return answer, gold
+    if "\\{" in brackets:
+        return None
+    return WHOLE.sub(FLOOR, answer), WHOLE.sub(FLOOR, gold)
 
 
 def in_one_notation(first: str, second: str) -> tuple[str, str]:

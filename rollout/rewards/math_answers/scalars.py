@@ -16,6 +16,7 @@ from rollout.rewards.math_answers.numbers import read_number, rounds, same_numbe
 from rollout.rewards.math_answers.operators import (
     CHANGE,
     applications_as_symbols,
+    brackets_as_floors,
     derivatives_as_symbols,
     differences_as_symbols,
     functions,
@@ -75,6 +76,8 @@ UNKNOWN: Final = re.compile(
     rf"(?P<unknown>{GREEK_LETTER}(?:_(?:\w|\{{\w{{1,8}}\}}))?"
     r"|[A-Z]{2,4}|[a-df-hj-zA-Z](?:_(?:\w|\{\w{1,8}\}))?)|\\[a-zA-Z]+"
 )
+CAPITAL: Final = re.compile(r"[A-Z](?=[A-Z])")
+"""A capital before another one."""
 FUNCTION_OF_UNKNOWN: Final = re.compile(r"[a-zA-Z] ?\([a-zA-Z]\)")
 """`f(x)`, whose value is asked for only by a numeral, as `f(-1)`."""
 DIGIT_WITH_INDEX: Final = re.compile(r"(?<![\^_])(?<![\^_]\{)(?<!\d)\d{1,100} ?_|\) ?_")
@@ -238,7 +241,39 @@ def _is_relation(text: str) -> bool:
     )
 
 
+def is_relation_of_several(text: str) -> bool:
+    """Return whether `a = 2b = c` is a relation of several quantities, and not a computation.
+
+    In a computation, such as `S = \\sum_{k=1}^n k = \\frac{n(n+1)}{2}`, the left side is what is
+    asked for, no other side is a name, and the result has a value or letters of all sides between.
+    """
+    chain_of_sides = sides(text.partition(ABOUT)[0])
+    if len(chain_of_sides) < 3:
+        return False
+    first, *between, result = chain_of_sides
+    is_quantity = QUANTITY.fullmatch(first) is not None
+    named = [side for side in between if _variables(side)]
+    if any(NAME.fullmatch(side) or (is_quantity and QUANTITY.fullmatch(side)) for side in named):
+        return True
+    if not _variables(result):
+        return False
+    is_asked_for = NAME.fullmatch(first) or is_quantity or derivatives_as_symbols(first) != first
+    if not is_asked_for and not is_left_to_compute(first):
+        return True
+    letters = _letters(result, is_quantity)
+    return any(letters.isdisjoint(_letters(side, is_quantity)) for side in between)
+
+
+def _letters(text: str, are_names: bool) -> frozenset[str]:
+    """Return the letters of a text with their indices; `AB` is one letter if `are_names`."""
+    text = TEXT.sub(" ", text) if are_names else CAPITAL.sub(r"\g<0> ", TEXT.sub(" ", text))
+    return frozenset(match["unknown"] for match in UNKNOWN.finditer(text) if match["unknown"])
+
+
 def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
+    if (floors := brackets_as_floors(answer, gold)) is None:
+        return False
+    answer, gold = floors
     names = functions(answer, gold)
     pair = in_one_notation(
         *(_for_algebra(applications_as_symbols(text, names)) for text in (answer, gold))

@@ -184,6 +184,8 @@ INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
 """`E_{1}`, which is `E_1`."""
 FRENCH: Final = re.compile(r"([\[\]])([^][]{1,200})([\[\]])")
 """An interval whose bracket at an open end points outwards: `]0,1]`."""
+NUMERAL_AS_TEXT: Final = re.compile(r"(?<==)\\text ?\{ ?(-?\d[\d,]{0,30}(?:\.\d{1,30})?) ?\}")
+"""The result of `7+8=\\mathbf{15}`."""
 AND_IN_TEXT: Final = re.compile(r"\\text ?\{([^{}]{0,60}[a-z]),? (?:and|or) ?\}(?= ?[\d$])")
 """The unit of an item and the word before the next one: `5\\text{ boys and }7\\text{ girls}`."""
 SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d]|\([-+.\d])")
@@ -208,6 +210,17 @@ SHORT_FRACTION: Final = re.compile(
 )
 """`\\frac12`, `\\frac1{2}`, `\\frac{1}2`, `\\frac\\pi 4`, `\\binom52`, `\\frac {1}`."""
 
+CHOOSE: Final = re.compile(
+    r"(?<!\\)\{(?P<n>(?:[^{}\\]|\\(?!choose)[a-zA-Z]|\{[^{}]{0,30}\}){1,60})\\choose(?![a-zA-Z])"
+    r"(?P<k>(?:[^{}]|\{[^{}]{0,30}\}){1,60})\}"
+)
+"""`{n \\choose k}`, which is `\\binom{n}{k}`."""
+ONE_TOKEN: Final = re.compile(
+    r"\\(bar|vec|hat|tilde|over(?:line|rightarrow)|wide(?:hat|tilde)|boldsymbol|bm"
+    rf"|math(?:bf|bb|cal|rm|it|sf))(?:\s{{1,8}}([a-zA-Z])|\s{{0,8}}({GREEK_LETTER}))"
+)
+"""An accent or a font before one token without braces: `\\bar x`, which is `\\bar{x}`."""
+
 EN_DASH: Final = re.compile(r"(?<=\d)--(?=\d)")
 """A range in TeX: `5--6`."""
 WHITE: Final = re.compile(r"\s+")
@@ -226,6 +239,8 @@ def tidy(text: str) -> str:
         CHARACTERS
     )
     text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, text))
+    text = ONE_TOKEN.sub(lambda match: f"\\{match[1]}{{{match[2] or match[3]}}}", text)
+    text = CHOOSE.sub(r"\\binom{\g<n>}{\g<k>}", text)
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))
@@ -252,6 +267,7 @@ def _respelled(text: str) -> str:
     text = BLACKBOARD.sub(r"\\mathbb{\1}", PERCENT_AS_TEXT.sub("%", text))
     text = TEXT_INDEX.sub(lambda match: f"_{{{match[1] or match[2]}}}", text)
     text = SET_MINUS.sub(r"\1\\setminus", ANGSTROM.sub(r"\\AA ", text))
+    text = NUMERAL_AS_TEXT.sub(r"\1", text)
     return UNIT_FRACTION.sub(r"\1/\2", UNIT_PRODUCT.sub(_factors, text))
 
 

@@ -33,6 +33,7 @@ ROOT_INDEX: Final = re.compile(r"^([kmrtxz]|\\lambda|\\theta)_(?:\w|\{\w{1,8}\})
 """A root of an equation: `x_1`, `\\lambda_2`. `a_1` is a member of a sequence."""
 NO_OPERATION: Final = re.compile(r"\\text ?\{[^{}]*\}|[_^]\{[^{}]*\}|_\w|(?<=[a-zA-Z'}])\([^()]*\)")
 """Parts of a name in which signs and digits do not make a term: texts, indices, arguments."""
+LEADING_PLUS: Final = re.compile(r"(?<=[=(,])( ?)\+")
 TERM: Final = re.compile(r"[-+/^]|\d[a-zA-Z\\(]")
 """A part of an expression that is no name: `x+y`, `2x`."""
 SYSTEM: Final = re.compile(r"\\begin\{cases\}([^<>]{1,500})\\end\{cases\}")
@@ -96,7 +97,7 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     two items give the total of `num_expected`, and in brackets without `, `. Round brackets are
     dropped where `num_expected` is 1: `(40,000)` is 40,000, and `[40,000]` is an interval.
     """
-    text = CONJUNCTION.sub(", ", text)
+    text = _both_points(CONJUNCTION.sub(", ", text))
     opening, inner, closing = _enclosed(text) or ("", text, "")
     if opening == "\\{" and is_set(inner):
         return Collection(opening, closing, (inner,))
@@ -145,12 +146,19 @@ def assignments(text: str) -> str | None:
     return ", ".join(f"{name.strip()}={value}" for name, value in zip(names, values, strict=True))
 
 
+def _both_points(text: str) -> str:
+    """Write `(\\pm 1, 0)` as `(1, 0), (-1, 0)`; other texts are unchanged."""
+    opening, inner, closing = _enclosed(text) or ("", "", "")
+    is_point = opening + closing == "()" and len(_items(inner, keep_numbers=False)) > 1
+    return ", ".join(_both_signs(text)) if is_point else text
+
+
 def _both_signs(text: str) -> list[str]:
     """Split `1\\pm 2` into `1+ 2` and `1- 2`."""
     if text.count("\\pm") != 1:
         return [text]
     return [
-        text.replace("\\pm", sign).replace("=+", "=").removeprefix("+").strip() for sign in "+-"
+        LEADING_PLUS.sub("", text.replace("\\pm", sign)).removeprefix("+").strip() for sign in "+-"
     ]
 
 

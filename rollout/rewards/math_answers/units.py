@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final
 
-from rollout.rewards.math_answers.measures import Measure, is_unit_name, measure_of
+from rollout.rewards.math_answers.measures import PER, Measure, is_unit_name, measure_of
 from rollout.rewards.math_answers.tokens import Token
 
 POWERS_OF_TEN: Final = {
@@ -203,6 +203,7 @@ def _words(text: str) -> list[str] | None:
 
     Even a single letter is a unit there, except `k`, which is a thousand.
     """
+    text = PER.sub("per ", text)
     for mark in "/.-~^()€£¥₹₩":
         text = text.replace(mark, " ")
     words = [word.rstrip("23") for word in text.split()]

@@ -17,6 +17,12 @@ WORD_MIN: Final = 4
 SHORT_WORDS: Final = frozenset(("yes", "no", "odd", "all", "any", "one", "two", "six", "ten"))
 CAPITALS: Final = re.compile(r"[A-Z]{3,}")
 
+NONE_OF: Final = re.compile(r"\A(no [a-z ]*[a-z]{3})s\Z")
+"""`no solutions`, which is `no solution`."""
+
+CHEMICAL: Final = re.compile(r"(?!No|Up|In|On)[A-Z][a-z]|[A-Z][a-z][A-Z]|[A-Z]{2}[a-z]")
+"""A symbol or formula whose case counts: `Mg`, `NaF`, `HCl`. `No` and `Yes` are words."""
+
 ROMAN: Final = re.compile(r"[IVX]{1,5}(?:(?: ?, ?and |, ?| and )[IVX]{1,5}){0,9}")
 """Roman numerals: `IV`; `I and II`."""
 ROMANS: Final = re.compile(r"[IVX]+")
@@ -56,7 +62,9 @@ def same_words(answer: str, gold: str) -> bool | None:
         return None
     if CAPITALS.fullmatch(answer) and CAPITALS.fullmatch(gold):
         return answer == gold
-    same = answer.lower() == gold.lower()
+    same = NONE_OF.sub(r"\1", answer.lower()) == NONE_OF.sub(r"\1", gold.lower())
+    if is_text and any(map(CHEMICAL.fullmatch, (answer, gold))):
+        return answer == gold
     if is_text or answer == gold:
         return same
     if LETTERS.fullmatch(answer) and LETTERS.fullmatch(gold):

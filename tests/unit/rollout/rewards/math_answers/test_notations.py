@@ -283,6 +283,17 @@ RARE: list[tuple[str, str, bool]] = [
     ("\\mathbb R", "\\mathbb{R}", True), ("x\\in\\mathbb R", "(-\\infty,\\infty)", True), ("\\mathbb Q", "\\mathbb{R}", False),
     ("\\frac{\\lambda_{red}}{\\sqrt2}", "\\lambda_{\\text {red}} / \\sqrt{2}", True),
     ("\\frac12mv_\\text{max}^2", "\\frac{mv_{max}^2}{2}", True), ("\\frac{\\lambda_{blue}}{\\sqrt2}", "\\lambda_{\\text {red}} / \\sqrt{2}", False),
+    ("\\bar x=5", "\\bar{x}=5", True), ("\\bar x", "x", False), ("\\hat p=0.4", "\\hat{p}=0.4", True), ("\\hat y=2x+1", "\\hat{y}=2x+1", True),
+    ("\\vec a+2\\vec b", "\\vec{a}+2\\vec{b}", True), ("\\vec a+2\\vec b", "2\\vec{a}+\\vec{b}", False), ("3\\hat i-4\\hat j", "3\\hat{i}-4\\hat{j}", True),
+    ("\\frac{\\mathbf F}{m}", "\\frac{\\mathbf{F}}{m}", True), ("\\mathcal F", "\\mathcal{F}", True), ("\\tilde x", "\\hat{x}", False),
+    ("\\hat\\theta", "\\hat{\\theta}", True), ("|\\vec a|=5", "|\\vec{a}|=5", True), ("\\mathrm e^x", "e^x", True), ("\\vec pq", "\\vec{pq}", False),
+    ("{n \\choose k}", "\\binom{n}{k}", True), ("{n \\choose k}", "\\binom{k}{n}", False), ("{10\\choose 3}", "\\binom{10}{3}", True), ("{10\\choose3}", "120", True),
+    ("2{n+1 \\choose k_{1}}", "2\\binom{n+1}{k_1}", True), ("\\frac{{n \\choose 2}}{n}", "\\frac{\\binom n2}{n}", True), ("{n \\choose k}", "\\frac{n}{k}", False),
+    ("\\frac5{18}\\%", "\\frac5{18}", False), ("1/2\\%", "\\frac12", False), ("\\frac12", "\\frac12\\%", False), ("\\frac12\\%", "0.005", True), ("0.5\\%", "0.5", True),
+    ("0\\%", "0", True), ("33\\frac13\\%", "33\\frac13", True),
+    ("15\\text{ dollars a day}", "15", True), ("15\\text{ a day}", "15", True), ("\\$15\\text{ a day}", "15\\text{ dollars per day}", True), ("15\\text{ dollars a day}", "15\\text{ dollars an hour}", False),
+    ("60\\text{ km an hour}", "1\\text{ km a minute}", True), ("2\\text{ and a day}", "2", False), ("\\frac34\\text{ of a day}", "18\\text{ hours}", True),
+    ("7+8=\\mathbf{15}", "15", True), ("7+8=\\textbf{16}", "15", False), ("x = \\boldsymbol{1{,}200.5}", "1200.5", True), ("7+9=\\mathbf{15}", "15", False),
 ]
 # fmt: on
 

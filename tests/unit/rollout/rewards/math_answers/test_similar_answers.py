@@ -56,6 +56,51 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "\\$5": (["500 cents", "500¢", "5", "5 dollars", "US\\$5.00"], ["5 cents", "500 dollars", "5 euros", "€5", "\\$500"]),
     "75\\text{ cents}": (["\\$0.75", "75", "75¢"], ["\\$75", "0.75 cents"]),
     "£5": (["5", "5 pounds"], ["5 euros", "€5"]),
+    # relations of several sides: all sides count, in any order
+    "\\frac{x}{1}=\\frac{y}{2}=\\frac{z}{3}": (
+        ["x=\\frac y2=\\frac z3", "\\frac z3=\\frac y2=x"], ["\\frac x1=\\frac y5=\\frac z3", "\\frac x1=\\frac z3", "\\frac z3"],
+    ),
+    "\\frac{a+b}{c}=\\frac{b+c}{a}=\\frac{c+a}{b}": (["\\frac{b+a}{c}=\\frac{b+c}{a}=\\frac{a+c}{b}"], ["\\frac{a+b}{c}=\\frac{c+a}{b}"]),
+    "a=b=c": (["c=b=a", "b=c=a"], ["c", "a=c", "a=2b=c", "a=b", "a=b=c=d"]),
+    "x=-y=z": ([], ["x=y=z", "z"]),
+    "a=2b=4c": (["4c=2b=a"], ["a=3b=4c", "4c", "a=4c"]),
+    "AB=BC=CD": (["CD=BC=AB"], ["AB=CD", "AB=AC=CD", "CD"]),
+    "AB=2BC=3CD": ([], ["3CD"]),
+    "x_1=2x_2=3x_3": ([], ["3x_3", "x_1=2x_3=3x_2"]),
+    "a=b=c=1": (["1=a=b=c"], ["1", "a=1", "a=b=1"]),
+    "\\angle A=\\angle B=60^\\circ": (["\\angle B=\\angle A=60"], ["60", "\\angle A=60^\\circ"]),
+    # computations of several sides: the last one is the result
+    "S_n=\\sum_{k=1}^n k=\\frac{n(n+1)}{2}": (["\\frac{n(n+1)}{2}", "S_n=\\frac{n^2+n}{2}"], ["\\frac{n(n-1)}{2}"]),
+    "F=ma=m\\frac{v^2}{r}": (["\\frac{mv^2}{r}", "F=\\frac{mv^2}{r}"], ["\\frac{mv}{r}"]),
+    "P=IV=I^2R": (["I^2R"], ["IR"]),
+    "\\frac{dy}{dx}=\\frac{2x}{2y}=\\frac{x}{y}": (["\\frac{dy}{dx}=\\frac{x}{y}"], ["\\frac{dy}{dx}=\\frac{y}{x}"]),
+    "P(A)=\\frac{|A|}{|S|}=\\frac{5}{18}": (["\\frac5{18}"], []),
+    "f(n)=n+1-1=n": (["n"], ["n+1"]),
+    # brackets around a whole side: the floor and the fractional part
+    "\\left[\\frac n2\\right]": (["\\left\\lfloor\\frac{n}{2}\\right\\rfloor", "[n/2]"], ["\\frac n2", "\\frac{n}{2}"]),
+    "\\lfloor\\frac n2\\rfloor": (["\\left[\\frac n2\\right]"], ["\\frac n2", "[\\frac n3]"]),
+    "f(x)=x": (["x", "f(x)=(x)"], ["f(x)=[x]", "f(x)=\\{x\\}", "[x]"]),
+    "f(x)=[x]": (["f(x)=\\lfloor x\\rfloor", "[x]"], ["f(x)=x", "f(x)=\\{x\\}", "x"]),
+    "f(x)=\\{x\\}": (["\\{x\\}"], ["f(x)=x", "f(x)=[x]", "x"]),
+    "S=\\{a\\}": (["\\{a\\}", "S=\\{a\\}"], ["\\{b\\}"]),
+    "S=\\{5\\}": (["\\{5\\}", "5"], ["\\{6\\}"]),
+    "\\{a\\}": (["S=\\{a\\}", "a"], ["S=\\{b\\}"]),
+    "\\begin{bmatrix}a\\\\b\\end{bmatrix}": (["[\\begin{matrix}a\\\\b\\end{matrix}]"], []),
+    "2(x+1)": (["[2(x+1)]", "2[x+1]"], ["[x+1]"]),
+    "[(a+b)c]d": (["acd+bcd", "(a+b)cd"], []),
+    # two points in one
+    "(\\pm\\sqrt5,0)": (["(\\sqrt5,0),(-\\sqrt5,0)", "(-\\sqrt5,0) \\text{ and } (\\sqrt5,0)", "(\\pm\\sqrt{5},0)"], ["(\\sqrt5,0)", "(0,\\pm\\sqrt5)", "(\\pm5,0)", "\\pm\\sqrt5"]),
+    "(\\sqrt5,0),(-\\sqrt5,0)": (["(\\pm\\sqrt5,0)", "(±\\sqrt5, 0)"], ["(\\pm\\sqrt5,1)", "(\\pm\\sqrt5,\\pm0)"]),
+    "(4,\\pi/3),(4,-\\pi/3)": (["(4,\\pm\\pi/3)"], ["(\\pm4,\\pi/3)"]),
+    # domains after an answer
+    "f(x)=2x": (
+        ["f(x)=2x \\text{ for all } x", "f(x)=2x, x\\in\\mathbb{R}", "f(x)=2x, \\forall x \\in \\mathbb R", "f(x)=2x \\text{ for all real } x", "2x, x \\in \\mathbb{R}"],
+        ["f(x)=2x, x\\in\\mathbb{Q}", "f(x)=2x, x>0", "f(x)=3x, x\\in\\mathbb{R}", "f(x)=2x, x"],
+    ),
+    "\\frac\\pi4+k\\pi": (["\\frac\\pi4+k\\pi, k\\in\\mathbb{Z}", "x=\\frac\\pi4+k\\pi,k\\in\\mathbb Z"], ["\\frac\\pi4+k\\pi, k\\in\\mathbb{N}", "\\frac\\pi4, k\\in\\mathbb{Z}"]),
+    "x=1": (["x=1, x\\in\\mathbb{R}"], ["x=1, y\\in\\mathbb{R}"]),
+    "(0,4)": (["0<x<4, x\\in\\mathbb{R}"], ["0<x<4, x\\in\\mathbb{Z}"]),
+    "f(x)=2x, x>0": ([], ["f(x)=2x, x\\in\\mathbb{R}"]),
     # words between items
     "5\\text{ boys}, 7\\text{ girls}": (
         ["5\\text{ boys and }7\\text{ girls}", "7\\text{ girls and }5\\text{ boys}", "\\text{5 boys and 7 girls}"],
