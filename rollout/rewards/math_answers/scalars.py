@@ -280,8 +280,9 @@ def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
     )
     if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in pair):
         return False  # the algebra system ignores primes, and a double exponent is invalid TeX
-    if is_meaning_lost(answer, gold):
-        return in_one_spelling(answer) == in_one_spelling(gold)
+    is_same = in_one_spelling(answer) == in_one_spelling(gold)
+    if is_same or is_meaning_lost(answer, gold):
+        return is_same
     if any(DIGIT_WITH_INDEX.search(text) for text in pair):
         return False
     if ("{,}" in pair[0]) != ("{,}" in pair[1]):

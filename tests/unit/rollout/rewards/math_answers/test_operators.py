@@ -67,6 +67,9 @@ def test_text_other_than_a_derivative_of_one_function_is_not_changed(text: str) 
         ("x_{0}c+x_{0} s", "\\dot{x}_{0}s+x_{0}c", False),
         ("\\sum_{i=1}^{n}i", "\\sum_{k=1}^{n}k", True),
         ("\\sum_{i=1}^{n}i", "\\sum_{k=1}^{n}2k", False),
+        ("\\sum_{k=0}^\\infty(-1)^k x^{2k}", "\\sum_{n=0}^{\\infty}(-1)^n x^{2n}", True),
+        ("\\sum_{k=1}^\\infty(-1)^k x^{2k}", "\\sum_{n=0}^{\\infty}(-1)^n x^{2n}", False),
+        ("\\sum_j\\binom nj x^j", "\\sum_{k}\\binom{n}{k} x^k", True),
     ],
 )
 def test_derivatives_functions_and_the_imaginary_unit_are_compared_by_algebra(
