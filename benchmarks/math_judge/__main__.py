@@ -25,8 +25,8 @@ from random import Random
 from benchmarks import command_line
 from benchmarks.math_judge.labels import Labelled, labelled
 from benchmarks.math_judge.pairs import EQUAL, UNEQUAL
+from rollout.rewards.box import last_box
 from rollout.rewards.judge_process import Judge, JudgeTimeoutError
-from rollout.rewards.math_answers.box import last_box
 from rollout.rewards.math_answers.comparison import equal
 from rollout.rewards.math_reward import MathReward
 from storage.records.rollouts import Prompt

@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Final
 
 from rollout.agents.episode_time import stopped_time
+from rollout.rewards.box import last_box
 from rollout.rewards.judge_pool import JudgePool
-from rollout.rewards.math_answers.box import last_box
 from rollout.rewards.math_answers.comparison import CHARS_MAX, equal
 from rollout.rewards.reward import Judgement
 from storage.coordination.system_threads import in_system_thread

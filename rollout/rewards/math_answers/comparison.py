@@ -13,16 +13,14 @@ from functools import cache, lru_cache
 from itertools import chain
 from typing import Final, Literal
 
-from rollout.rewards.math_answers.inequalities import solution_set
-from rollout.rewards.math_answers.operators import LETTER
-from rollout.rewards.math_answers.scalars import (
-    Algebra,
-    conjunction,
-    equal_scalars,
+from rollout.rewards.math_answers.equations import (
     is_equation_to_solve,
     is_relation_of_several,
     number_of,
 )
+from rollout.rewards.math_answers.inequalities import solution_set
+from rollout.rewards.math_answers.operators import LETTER
+from rollout.rewards.math_answers.scalars import Algebra, conjunction, equal_scalars
 from rollout.rewards.math_answers.spelling import GREEK_LETTER, tidy, without_spaces
 from rollout.rewards.math_answers.structure import (
     ITEMS_MAX,

@@ -7,9 +7,10 @@ from types import ModuleType
 import pytest
 
 from benchmarks.math_judge.pairs import EQUAL, UNEQUAL
+from rollout.rewards import box
 from rollout.rewards.math_answers import (
-    box,
     comparison,
+    equations,
     inequalities,
     measures,
     numbers,
@@ -306,6 +307,7 @@ def test_the_time_of_each_pattern_is_linear_in_the_length_of_the_text(
     modules = (
         box,
         comparison,
+        equations,
         inequalities,
         measures,
         numbers,

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.math_judge.labels import Labelled, labelled
-from rollout.rewards.math_answers.box import last_box
+from rollout.rewards.box import last_box
 from rollout.rewards.math_answers.comparison import equal
 from rollout.rewards.math_judge import judge
 from tests.support.checkout import DATA

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollout.rewards.math_answers.box import TEXT_CHARS_MAX, last_box
+from rollout.rewards.box import TEXT_CHARS_MAX, last_box
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,163 @@
+"""What the sides of an equation are: a name and its value, a computation, a relation.
+
+    S = 2+3 = 5      the value of S, computed
+    2x = 5           an equation that is still to be solved: no answer
+    x = 2y = 3z      a relation of several quantities, which equals one with the same sides
+
+`sides` splits an equation, and `number_of` reads a side that is a number.
+"""
+
+import re
+from typing import Final
+
+from rollout.rewards.math_answers.number_parser import Reading, TooLargeError
+from rollout.rewards.math_answers.numbers import read_number
+from rollout.rewards.math_answers.operators import CHANGE, derivatives_as_symbols
+from rollout.rewards.math_answers.spelling import GREEK_LETTER
+from rollout.rewards.math_answers.structure import sides, without_brackets
+
+NAME: Final = re.compile(
+    r"(?!\\(?:pi|infty|emptyset)(?![a-zA-Z]))(?:[a-zA-Z]|\\[a-zA-Z]+|\\text "
+    r"?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
+)
+"""A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `\\theta`, `\\text{Area}`."""
+COMMAND: Final = re.compile(r"\\[a-zA-Z]+")
+VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
+"""A letter other than the constants e and i, in a text without commands."""
+BOUND: Final = re.compile(r"\\(?:sum|prod|lim|liminf|limsup|i{1,3}nt|oint)(?![a-zA-Z])")
+"""An operator with an index or a variable of its own."""
+DERIVATIVE: Final = re.compile(
+    r"\\frac ?\{ ?(?P<d>d|\\partial|\\text ?\{ ?d ?\})(?: ?\^ ?(?:\d|\{ ?\d ?\}))? ?\} ?\{ ?(?P=d)"
+)
+"""`\\frac{d}{dx}` before an expression, which is still to be derived."""
+TEXT: Final = re.compile(r"\\text ?\{[^{}]*\}")
+QUANTITY: Final = re.compile(
+    rf"(?:\\(?:angle|measuredangle|triangle) ?[A-Z]{{1,4}}|[A-Z]{{2,4}}|\[[A-Z]{{3,6}}\]|{CHANGE}"
+    r"|\|\\?[a-zA-Z]{1,8}(?:_\w)?\||[fghFGHP](?:_\w|\^\{-1\})?'{0,2} ?\(.{1,100}\)"
+    r"|(?P<function>[a-zA-Z])(?:_\w)?'{0,2} ?\((?:(?!(?P=function))[^()]){1,100}\))"
+    r"(?: ?\^ ?(?:\d|\{\d\}))?"
+)
+"""A quantity that is asked for, besides a name: `AB^2`, `[ABC]`, `|z|^2`, `f(-1)`, `\\Delta x`."""
+TEXT_INDEX: Final = re.compile(r"(?<=_\{)\\text ?\{ ?(\w{1,8}) ?\}(?=\})")
+"""The index of `v_{\\text{max}}`."""
+POLYNOMIAL: Final = re.compile(
+    rf"(?:\\(?:frac|cdot|times|div|sqrt|binom|angle|pi)(?![a-zA-Z])|{GREEK_LETTER}"
+    r"|[a-zA-Z\d+\-*/^(){}\[\].|!_' ])+"
+)
+UNKNOWN: Final = re.compile(
+    rf"(?P<unknown>{GREEK_LETTER}(?:_(?:\w|\{{\w{{1,8}}\}}))?"
+    r"|[A-Z]{2,4}|[a-df-hj-zA-Z](?:_(?:\w|\{\w{1,8}\}))?)|\\[a-zA-Z]+"
+)
+CAPITAL: Final = re.compile(r"[A-Z](?=[A-Z])")
+"""A capital before another one."""
+FUNCTION_OF_UNKNOWN: Final = re.compile(r"[a-zA-Z] ?\([a-zA-Z]\)")
+"""`f(x)`, whose value is asked for only by a numeral, as `f(-1)`."""
+WORD: Final = re.compile(r"[a-zA-Z]{2,}")
+GREEK: Final = re.compile(GREEK_LETTER)
+ABOUT: Final = "\\approx"
+
+
+def is_left_to_compute(text: str) -> bool:
+    """Return whether the last exact side is a sum, an integral, a limit or a derivative.
+
+    `\\int_0^1 e^x dx` may be copied from the question; `\\int_0^1 e^x dx = e-1` is computed.
+    """
+    last = sides(text.partition(ABOUT)[0].strip() or text)[-1]
+    return bool(BOUND.search(last) or DERIVATIVE.search(last))
+
+
+def is_equation_to_solve(answer: str, gold: str, unknowns_max: int = 1) -> bool:
+    """Return whether the right side of `2x = 5` is no answer, but a part of an equation to solve.
+
+    This is so if the left side is an expression in one unknown that the gold lacks. It is not if
+    the left side is a name, a quantity such as `AB^2`, a function (`\\sin x`), or has several
+    unknowns: questions ask for the values of these, such as `m+n`. If the gold is 0, also the
+    polynomial after `y` or `f(x)` is an equation to solve.
+    """
+    *before, _ = sides(answer)
+    if not before:
+        return False
+    side = before[0]
+    if NAME.fullmatch(side):
+        is_zero = (number := number_of(gold)) is not None and not number.value
+        if not is_zero or len(before) == 1 or not (side == "y" or FUNCTION_OF_UNKNOWN.search(side)):
+            return False
+        side = before[-1]
+    side = TEXT.sub("", TEXT_INDEX.sub(r"\1", side)).strip()
+    found = (match["unknown"] for match in UNKNOWN.finditer(side))
+    unknowns = {
+        unknown for unknown in found if unknown and not variables(unknown) <= variables(gold)
+    }
+    return (
+        1 <= len(unknowns) <= unknowns_max
+        and not (NAME.fullmatch(side) or QUANTITY.fullmatch(side))
+        and POLYNOMIAL.fullmatch(side) is not None
+        and not DERIVATIVE.search(side)
+    )
+
+
+def is_relation(text: str) -> bool:
+    """Return whether an equation is a relation, and not a name and its value.
+
+    In a relation, the left side is an expression in variables (`x+y = 4`), or both sides are words
+    (`MR = SRMC`).
+    """
+    first, *others = sides(text)
+    if not others:
+        return False
+    if WORD.fullmatch(first) and WORD.fullmatch(others[-1]):
+        return True
+    return bool(variables(first)) and bool(
+        re.search(r"[a-zA-Z\d)}'|!][-+*/^]|\\frac|\d[a-zA-Z]", first)
+    )
+
+
+def is_relation_of_several(text: str) -> bool:
+    """Return whether `a = 2b = c` is a relation of several quantities, and not a computation.
+
+    In a computation, such as `S = \\sum_{k=1}^n k = \\frac{n(n+1)}{2}`, the left side is what is
+    asked for, no other side is a name, and the result has a value or letters of all sides between.
+    """
+    chain_of_sides = sides(text.partition(ABOUT)[0])
+    if len(chain_of_sides) < 3:
+        return False
+    first, *between, result = chain_of_sides
+    is_quantity = QUANTITY.fullmatch(first) is not None
+    named = [side for side in between if variables(side)]
+    if any(NAME.fullmatch(side) or (is_quantity and QUANTITY.fullmatch(side)) for side in named):
+        return True
+    if not variables(result):
+        return False
+    is_asked_for = NAME.fullmatch(first) or is_quantity or derivatives_as_symbols(first) != first
+    if not is_asked_for and not is_left_to_compute(first):
+        return True
+    letters = _letters(result, is_quantity)
+    return any(letters.isdisjoint(_letters(side, is_quantity)) for side in between)
+
+
+def named(text: str) -> tuple[str, str]:
+    """Split `x = 5` and `5 = x` into (`x`, `5`); a text without a name gives ("", text)."""
+    first, *rest = sides(text)
+    if rest and NAME.fullmatch(first):
+        return first, "=".join(rest)
+    if len(rest) == 1 and NAME.fullmatch(rest[0]) and number_of(first) is not None:
+        return rest[0], first
+    return "", text
+
+
+def number_of(gold: str) -> Reading | None:
+    """Read a reference as a number; None if it is not one. A letter after it is a variable."""
+    try:
+        return read_number(without_brackets(gold), letters_are_units=False)
+    except TooLargeError:
+        return None
+
+
+def variables(text: str) -> frozenset[str]:
+    return frozenset(VARIABLE.findall(COMMAND.sub("", text))) | frozenset(GREEK.findall(text))
+
+
+def _letters(text: str, are_names: bool) -> frozenset[str]:
+    """Return the letters of a text with their indices; `AB` is one letter if `are_names`."""
+    text = TEXT.sub(" ", text) if are_names else CAPITAL.sub(r"\g<0> ", TEXT.sub(" ", text))
+    return frozenset(match["unknown"] for match in UNKNOWN.finditer(text) if match["unknown"])
