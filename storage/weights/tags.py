@@ -239,8 +239,4 @@ def holding(run: ObjectStore) -> list[Tag]:
 
 
 def _holds(run: ObjectStore, tag: Tag) -> bool:
-    """A run without `run.json` that has weights has lost it: a person may put it back."""
-    if not tag.run:
-        return True
-    other = runs.sibling(run, tag.run)
-    return other.exists(layout.RUN) or bool(other.list(layout.WEIGHTS))
+    return not tag.run or runs.sibling(run, tag.run).exists(layout.RUN)

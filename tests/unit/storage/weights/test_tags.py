@@ -105,20 +105,6 @@ def test_a_tagged_version_and_its_update_path_are_kept(run: ObjectStore) -> None
     assert planned.retired == {}
 
 
-@pytest.mark.parametrize(
-    ("key", "holds"), [("run.json", True), ("weights/a/00000000/manifest.json", True), ("x", False)]
-)
-def test_a_tag_for_a_run_holds_while_the_run_or_its_weights_exist(
-    memory_store: ObjectStore, key: str, holds: bool
-) -> None:
-    """`run.json` may be lost, and put back by a person."""
-    run = memory_store.sub(layout.run_prefix("first"))
-    publisher.publish(run, "solver", 0, model(0))
-    memory_store.sub(layout.run_prefix("other")).put(key, b"{}")
-    tag = tags.keep_for(run, "solver", 0, "other")
-    assert tags.holding(run) == ([tag] if holds else [])
-
-
 def test_a_retired_version_cannot_be_tagged(run: ObjectStore) -> None:
     retention.retire(run, retention.plan(run, "solver", NOTHING_ELSE, NOW_S))
     with pytest.raises(ConfigError, match="the data of version 2 of solver was retired"):
