@@ -12,7 +12,7 @@ from typing import Final
 
 from rollout.rewards.math_answers.number_parser import Reading, TooLargeError
 from rollout.rewards.math_answers.numbers import read_number
-from rollout.rewards.math_answers.operators import CHANGE, derivatives_as_symbols
+from rollout.rewards.math_answers.operators import CHANGE, COMMAND, derivatives_as_symbols
 from rollout.rewards.math_answers.spelling import GREEK_LETTER
 from rollout.rewards.math_answers.structure import sides, without_brackets
 
@@ -21,7 +21,6 @@ NAME: Final = re.compile(
     r"?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
 )
 """A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `\\theta`, `\\text{Area}`."""
-COMMAND: Final = re.compile(r"\\[a-zA-Z]+")
 VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
 """A letter other than the constants e and i, in a text without commands."""
 BOUND: Final = re.compile(r"\\(?:sum|prod|lim|liminf|limsup|i{1,3}nt|oint)(?![a-zA-Z])")

@@ -13,7 +13,6 @@ from typing import Final
 from rollout.rewards.math_answers.equations import (
     ABOUT,
     BOUND,
-    COMMAND,
     NAME,
     VARIABLE,
     WORD,
@@ -28,6 +27,7 @@ from rollout.rewards.math_answers.measures import ratio
 from rollout.rewards.math_answers.number_parser import Reading, TooLargeError
 from rollout.rewards.math_answers.numbers import read_number, rounds, same_number
 from rollout.rewards.math_answers.operators import (
+    COMMAND,
     applications_as_symbols,
     brackets_as_floors,
     derivatives_as_symbols,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from storage.errors import ConfigError
+from storage.import_path import described
 from tests.support.models.trainer_cases import (
     LINEAR,
     MODEL_CONFIG,
@@ -283,8 +284,9 @@ def test_a_constant_with_the_name_of_a_metric_is_refused() -> None:
 def test_a_fault_of_a_custom_loss_names_setting_and_class(fault: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"^train\.loss\.path: {message}") as raised:
         stepped(custom("Wrong", fault=fault))
-    assert f" of {HERE}:Wrong failed" in str(raised.value)
-    assert raised.value.__cause__ is not None
+    cause = raised.value.__cause__  # its traceback shows the user's line
+    assert isinstance(cause, TypeError | ValueError | KeyError)
+    assert str(raised.value).endswith(f" of {HERE}:Wrong failed: {described(cause)}")
 
 
 def test_a_class_without_the_loss_interface_is_refused_before_it_is_built() -> None:
