@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -87,6 +87,17 @@ def constructor_fault(cls: Any, kind: PluginKind, arguments: Mapping[str, Any]) 
     return ""
 
 
+def find_class(path: str, kind: PluginKind, args: Mapping[str, Any]) -> Any:
+    """Import a class of a kind and check, without calling it, that its constructor takes `args`.
+
+    Raises ConfigError for another class, and for arguments that it does not take.
+    """
+    found: Any = resolve(path, {}, kind)
+    if reason := constructor_fault(found, kind, args):
+        raise ConfigError(f"{path} does not take args {dict(args)} ({reason}); correct them")
+    return found
+
+
 def described(error: BaseException) -> str:
     """Return an exception of foreign code as a clause of a message.
 
@@ -95,6 +106,29 @@ def described(error: BaseException) -> str:
     text = str(error).strip()
     is_plain = isinstance(error, TypeError | ValueError) and text
     return text if is_plain else f"{type(error).__name__}: {text}"
+
+
+def construct(
+    find: Callable[[], Any], name: str, args: Mapping[str, Any], keys: tuple[str, str]
+) -> Any:
+    """Make an object of the class `name` that `find` imports.
+
+    Args:
+        keys: the settings of the class and of its arguments.
+
+    Raises:
+        ConfigError: the class cannot be imported, or its constructor raises; begins with the
+            setting at fault.
+        AstraFlowError: as the constructor raised it.
+    """
+    try:
+        return find()(**args)
+    except ConfigError as error:
+        raise ConfigError(f"{keys[0]}: {error}") from error
+    except AstraFlowError:
+        raise
+    except Exception as error:  # foreign code may raise anything
+        raise ConfigError(f"{keys[1]}: {name} refuses {args}: {described(error)}") from error
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from typing import Any, ClassVar
 
 from data_ops.algorithms.named import Named
 from data_ops.algorithms.protocols import CURATOR, FILTER, PAGE, SAMPLER, Curate, Filter, Sample
-from storage.errors import AstraFlowError, ConfigError
-from storage.import_path import PluginKind, constructor_fault, described, resolve
+from storage.errors import ConfigError
+from storage.import_path import PluginKind, construct, find_class
 
 
 class CustomAlgorithm(Named):
@@ -22,27 +22,14 @@ class CustomAlgorithm(Named):
 
         Raises ConfigError when it is not one of its kind, or takes other arguments than `args`.
         """
-        algorithm: Any = resolve(self.name, {}, self.kind)
-        if wrong := constructor_fault(algorithm, self.kind, self.args):
-            raise ConfigError(f"{self.name} does not take args {self.args} ({wrong}); correct them")
-        return algorithm
+        return find_class(self.name, self.kind, self.args)
 
     def build(self, key: str) -> Any:
         """Import the class and make an object of it.
 
         Raises ConfigError, beginning with the recipe's `key`, where that is impossible.
         """
-        try:
-            return self.find()(**self.args)
-        except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from error
-        except AstraFlowError:
-            raise
-        except Exception as error:  # foreign code may raise anything
-            raise ConfigError(
-                f"{key}: {self.name} does not take args {self.args} ({described(error)}); correct "
-                "them"
-            ) from error
+        return construct(self.find, self.name, self.args, (key, key))
 
 
 class CustomCurator(CustomAlgorithm):

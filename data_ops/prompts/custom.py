@@ -7,8 +7,8 @@ from typing import Any, Final, Protocol
 
 from data_ops.prompts.source import GENERATED_MAX, Generated
 from data_ops.prompts.stream import PromptStream
-from storage.errors import AstraFlowError, ConfigError
-from storage.import_path import PluginKind, constructor_fault, described, foreign_code, resolve
+from storage.errors import ConfigError
+from storage.import_path import PluginKind, construct, find_class, foreign_code
 from storage.records.rollouts import Prompt
 
 
@@ -37,16 +37,8 @@ class CustomPrompts(Generated):
         """Import the class and return a stream of its prompts. Raises ConfigError where that is
         impossible.
         """
-        try:
-            source: IndexedPrompts = self.find()(**self.args)
-        except ConfigError as error:
-            raise ConfigError(f"prompts.custom: {error}") from error
-        except AstraFlowError:
-            raise
-        except Exception as error:  # foreign code may raise anything
-            raise ConfigError(
-                f"prompts.args: {self.custom} refuses {self.args}: {described(error)}"
-            ) from error
+        keys = "prompts.custom", "prompts.args"
+        source: IndexedPrompts = construct(self.find, self.custom, self.args, keys)
         sizes = [size for size in (self.limit, self._size(source)) if size is not None]
         return PromptStream(partial(self._prompt, source), min(sizes, default=None), self.seed)
 
@@ -91,9 +83,4 @@ class CustomPrompts(Generated):
 
         Raises ConfigError when it is not a source of prompts, or takes other arguments than `args`.
         """
-        source: Any = resolve(self.custom, {}, PROMPTS)
-        if wrong := constructor_fault(source, PROMPTS, self.args):
-            raise ConfigError(
-                f"{self.custom} does not take args {self.args} ({wrong}); correct them"
-            )
-        return source
+        return find_class(self.custom, PROMPTS, self.args)

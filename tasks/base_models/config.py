@@ -15,7 +15,7 @@ from storage.coordination.lifetime import StoppedError
 from storage.errors import AstraFlowError, ConfigError
 from storage.formats.json_objects import parse
 from storage.formats.model_config import MODEL_CONFIG
-from storage.import_path import PluginKind, constructor_fault, described, resolve
+from storage.import_path import PluginKind, construct, described, find_class
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from storage.store.addresses import holds_credentials
@@ -154,16 +154,8 @@ class CustomModel(Frozen):
 
     def files(self, store: ObjectStore, progress: Progress) -> ModelFiles:
         """Import the class, construct it and load the model; ConfigError if that is impossible."""
-        try:
-            source: ModelSource = self.find()(**self.args)
-        except ConfigError as error:
-            raise ConfigError(f"model.custom: {error}") from error
-        except AstraFlowError:
-            raise
-        except Exception as error:  # foreign code may raise anything
-            raise ConfigError(
-                f"model.args: {self.custom} refuses {self.args}: {described(error)}"
-            ) from error
+        keys = "model.custom", "model.args"
+        source: ModelSource = construct(self.find, self.custom, self.args, keys)
         try:
             loaded: Any = source.load(progress)
         except (AstraFlowError, StoppedError):
@@ -188,12 +180,7 @@ class CustomModel(Frozen):
 
         ConfigError when it is not a base model, or takes other arguments than `args`.
         """
-        source_class: Any = resolve(self.custom, {}, MODEL)
-        if reason := constructor_fault(source_class, MODEL, self.args):
-            raise ConfigError(
-                f"{self.custom} does not take args {self.args} ({reason}); correct them"
-            )
-        return source_class
+        return find_class(self.custom, MODEL, self.args)
 
 
 def _model_files_fault(loaded: Any) -> str:

@@ -30,8 +30,7 @@ from pydantic import Discriminator, Tag
 
 from storage.config_model import Frozen, RatioLimit, Share
 from storage.config_union import ByName, variants
-from storage.errors import AstraFlowError, ConfigError
-from storage.import_path import PluginKind, constructor_fault, described, foreign_code, resolve
+from storage.import_path import PluginKind, construct, find_class, foreign_code
 from trainer.losses.surrogates import check_tokens
 
 if TYPE_CHECKING:
@@ -167,29 +166,15 @@ class CustomCorrection(Frozen):
 
     def make(self) -> Correction:
         """Import the class and build the correction. ConfigError where either is impossible."""
-        try:
-            correction = self.find()(**self.args)
-        except ConfigError as error:
-            raise ConfigError(f"train.loss.correction.path: {error}") from error
-        except AstraFlowError:
-            raise
-        except Exception as error:  # foreign code may raise anything
-            raise ConfigError(
-                f"train.loss.correction.args: {self.path} refuses {self.args}: {described(error)}"
-            ) from error
-        return _UserCorrection(self.path, correction)
+        keys = "train.loss.correction.path", "train.loss.correction.args"
+        return _UserCorrection(self.path, construct(self.find, self.path, self.args, keys))
 
     def find(self) -> Any:
         """Import the class and check it without building it.
 
         ConfigError when it is not a correction, or takes other arguments than `args`.
         """
-        correction_class: Any = resolve(self.path, {}, CORRECTION)
-        if reason := constructor_fault(correction_class, CORRECTION, self.args):
-            raise ConfigError(
-                f"{self.path} does not take args {self.args} ({reason}); correct them"
-            )
-        return correction_class
+        return find_class(self.path, CORRECTION, self.args)
 
 
 @dataclass(frozen=True, eq=False)

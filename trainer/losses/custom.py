@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from storage.errors import AstraFlowError, ConfigError
-from storage.import_path import PluginKind, constructor_fault, described, foreign_code, resolve
+from storage.errors import ConfigError
+from storage.import_path import PluginKind, construct, find_class, foreign_code
 from trainer.losses.aggregation import Aggregated
 from trainer.losses.loss import Loss, Prepared, TokenLoss, check_prepared, check_token_loss
 
@@ -27,32 +27,19 @@ class CustomLoss(Aggregated):
 
     def make(self) -> Loss:
         """Import the class and build the loss. ConfigError where either is impossible."""
-        try:
-            loss = self.find()(**self.args)
-        except ConfigError as error:
-            raise ConfigError(f"train.loss.path: {error}") from error
-        except AstraFlowError:
-            raise
-        except Exception as error:  # foreign code may raise anything
-            raise ConfigError(
-                f"train.loss.args: {self.path} refuses {self.args}: {described(error)}"
-            ) from error
-        return _UserLoss(self.path, loss)
+        keys = "train.loss.path", "train.loss.args"
+        return _UserLoss(self.path, construct(self.find, self.path, self.args, keys))
 
     def find(self) -> Any:
         """Import the class and check it without building it.
 
         ConfigError when it is not a loss, or takes other arguments than `args`.
         """
-        loss_class: Any = resolve(self.path, {}, LOSS)
+        loss_class = find_class(self.path, LOSS, self.args)
         if not isinstance(getattr(loss_class, "whole_minibatch", None), bool):
             raise ConfigError(
                 f"{self.path} has no class attribute whole_minibatch, True or False; see "
                 f"{LOSS.page}"
-            )
-        if reason := constructor_fault(loss_class, LOSS, self.args):
-            raise ConfigError(
-                f"{self.path} does not take args {self.args} ({reason}); correct them"
             )
         return loss_class
 

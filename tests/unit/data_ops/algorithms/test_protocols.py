@@ -145,12 +145,12 @@ class Picky:
 def test_an_error_names_the_place_and_the_reason() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"data\.filter\.0: .* does not take args \{'share': 2\} \(share must be at most 1\)",
+        match=r"data\.filter\.0: .*:Picky refuses \{'share': 2\}: share must be at most 1$",
     ):
         filters([CustomFilter(name=f"{__name__}:Picky", args={"share": 2})])
     with pytest.raises(
         ConfigError,
-        match=r"data\.filter\.0: .*:Broken does not take args {} \(KeyError: 'x'\); correct them",
+        match=r"data\.filter\.0: .*:Broken refuses \{\}: KeyError: 'x'$",
     ):
         filters([CustomFilter(name=f"{__name__}:Broken")])
 
