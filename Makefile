@@ -28,6 +28,9 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13)
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(SUPPORTED)' 2>/dev/null; then echo $$python; break; fi; done)
 
+# Dozens of processes of a run import the same modules: without stored bytecode each compiles them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install run up down test test-engines docs check mutants lint deps format types borders lock clean
 .DEFAULT_GOAL := help
 
