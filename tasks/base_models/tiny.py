@@ -10,6 +10,7 @@ import json
 
 import torch
 
+from storage.machine.transformers_import import light_imports
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from tasks.base_models.config import TinyBase
@@ -92,8 +93,10 @@ def build(base: TinyBase, progress: Progress) -> tuple[dict[str, HostTensor], di
     Takes about a minute on one thread. `progress` is called several times a second with the name of
     the phase and the finished share of all phases.
     """
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import transformers.utils
 
+    with light_imports(transformers.utils):
+        from transformers import Qwen3Config, Qwen3ForCausalLM
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -101,7 +101,7 @@ def outcome(folder: Path) -> list[str]:
 
 def main(folder: Path) -> None:
     prepare(folder / "prepared")
-    assert "sklearn" not in sys.modules, "see hf.building.auto_classes"
+    assert "sklearn" not in sys.modules, "see storage/machine/transformers_import.py"
     shutil.copytree(folder / "prepared", folder / "straight")
     assert ending(lambda: trained(open_store(str(folder / "straight")))) == 0
     killed: list[list[str]] = []

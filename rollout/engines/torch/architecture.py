@@ -18,6 +18,7 @@ from storage.formats.plain_model import is_plain
 from storage.machine.child_limits import MEMORY_BYTES_MAX
 from storage.machine.kept_process import answered, result
 from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutError
+from storage.machine.transformers_import import light_imports
 from storage.records.types import Json
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -116,10 +117,13 @@ def _completed_in_process(config: Json) -> Json:
 
 def completed(config: Json) -> Json:
     """Complete a `config.json` by transformers: defaults of its family, one form of RoPE's keys."""
-    from transformers import AutoConfig
+    import transformers.utils
 
     try:
-        return dict(AutoConfig.for_model(**config).to_dict())
+        with light_imports(transformers.utils):
+            from transformers import AutoConfig
+
+            return dict(AutoConfig.for_model(**config).to_dict())
     except Exception as error:  # transformers raises anything for a wrong value
         raise ConfigError(
             f"the model's config.json cannot be read: {type(error).__name__}: {error}; correct "

@@ -21,6 +21,7 @@ from storage.formats.plain_model import is_plain
 from storage.machine.child_limits import MEMORY_BYTES_MAX
 from storage.machine.kept_process import answered, result
 from storage.machine.limited_process import ProcessDiedError, ProcessTimeoutError
+from storage.machine.transformers_import import light_imports
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 
@@ -38,20 +39,11 @@ _DROPOUT = re.compile("dropout|pdrop|layerdrop|drop_path|drop_rate|jitter")
 
 
 def auto_classes() -> tuple[Any, Any]:
-    """Return AutoConfig and AutoModelForCausalLM of transformers, which take seconds to import.
-
-    transformers imports scikit-learn where that is installed, and SciPy and pandas with it, for one
-    way of generating text: a fifth of the time, and nothing that training uses.
-    """
+    """Return AutoConfig and AutoModelForCausalLM of transformers, which take seconds to import."""
     import transformers.utils
 
-    utils: Any = transformers.utils
-    available = getattr(utils, "is_sklearn_available", None)  # private in this form
-    utils.is_sklearn_available = lambda: False
-    try:
+    with light_imports(transformers.utils):
         from transformers import AutoConfig, AutoModelForCausalLM
-    finally:
-        utils.is_sklearn_available = available
     return AutoConfig, AutoModelForCausalLM
 
 
