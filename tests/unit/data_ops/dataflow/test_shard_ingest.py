@@ -86,6 +86,25 @@ def test_a_filter_that_raises_is_named(run: ObjectStore) -> None:
         undecided(run, KeyError("oops"))
 
 
+class Writes:
+    """A filter that writes into an array of the rows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def keep(self, group: PolicyGroup) -> bool:
+        getattr(group.rows[0], self.name)[:1] = 0
+        return True
+
+
+@pytest.mark.parametrize("name", ["tokens", "loss_mask", "logprobs", "versions", "advantages"])
+def test_a_filter_that_writes_into_rows_is_named(run: ObjectStore, name: str) -> None:
+    writes = CustomFilter(name=f"{__name__}:Writes", args={"name": name})
+    expected = r"^data\.filter: keep of Writes failed: assignment destination is read-only$"
+    with pytest.raises(ConfigError, match=expected):
+        ingest(run, shard(), filter=(writes,))
+
+
 @pytest.mark.parametrize(("value", "num_rows"), [(np.True_, 2), (np.False_, 0)])
 def test_a_filter_may_decide_by_numpys_booleans(
     run: ObjectStore, value: object, num_rows: int
