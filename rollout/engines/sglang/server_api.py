@@ -130,18 +130,25 @@ class ServerApi:
         await self._post("/unload_lora_adapter", {"lora_name": name}, CONTROL_TIMEOUT_S)
 
     async def checksums(self) -> dict[str, str]:
-        """Return a digest of each parameter on each device, as the server has them in memory."""
+        """Return a digest of each parameter on each device, as the server has them in memory.
+
+        ServerRefusedError where a digest, or all of a device, are missing.
+        """
         answer = await self._json("/weights_checker", {"action": "checksum"})
         try:
-            return {
-                f"{name} on device {rank}": str(digest)
-                for rank, parameters in enumerate(answer["ranks"])
-                for name, digest in parameters["checksums"].items()
+            ranks = [rank["checksums"] for rank in answer["ranks"]]
+            digests = {
+                f"{name} on device {rank}": digest
+                for rank, checksums in enumerate(ranks)
+                for name, digest in checksums.items()
             }
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ServerRefusedError(
-                f"the SGLang server at {self.url} gave no digests at /weights_checker"
-            ) from error
+            if ranks and all(ranks) and all(digests.values()):
+                return {name: str(digest) for name, digest in digests.items()}
+        except (KeyError, TypeError, AttributeError):
+            pass
+        raise ServerRefusedError(
+            f"the SGLang server at {self.url} gave no digests at /weights_checker"
+        )
 
     async def label(self) -> str:
         """Return its name of the weights it holds; `default` after a start."""
