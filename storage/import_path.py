@@ -12,18 +12,21 @@ import inspect
 import os
 import re
 import sys
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from storage.errors import AstraFlowError, ConfigError
+from storage.errors import ConfigError, TransientError
 from storage.plain_names import quoted
 
 ALLOW_VARIABLE = "ASTRAFLOW_IMPORT_ALLOW"
 """Packages and modules, joined by commas, whose classes a recipe may name; unset: all installed."""
 _PATH = re.compile(r"((?:[A-Za-z]\w*\.)*[A-Za-z]\w*):([A-Za-z]\w*)", re.ASCII)
-_PASSED = (AstraFlowError, MemoryError, ConnectionError, TimeoutError)
+FOREIGN_ERRORS = (Exception, SystemExit, CancelledError)
+"""What foreign code without `async` may raise for reasons of its own."""
+_PASSED = (ConfigError, TransientError, MemoryError, ConnectionError, TimeoutError)
 
 T = TypeVar("T")
 
@@ -98,12 +101,20 @@ def find_class(path: str, kind: PluginKind, args: Mapping[str, Any]) -> Any:
     return found
 
 
+def message(error: BaseException) -> str:
+    """Return the text of an exception of foreign code, also where the exception cannot give it."""
+    try:
+        return str(error).strip()
+    except FOREIGN_ERRORS as broken:
+        return f"its message cannot be read: __str__ raised {type(broken).__name__}"
+
+
 def described(error: BaseException) -> str:
     """Return an exception of foreign code as a clause of a message.
 
     ValueError and TypeError are written as their text alone, others with their class.
     """
-    text = str(error).strip()
+    text = message(error)
     is_plain = isinstance(error, TypeError | ValueError) and text
     return text if is_plain else f"{type(error).__name__}: {text}"
 
@@ -119,15 +130,15 @@ def construct(
     Raises:
         ConfigError: the class cannot be imported, or its constructor raises; begins with the
             setting at fault.
-        AstraFlowError: as the constructor raised it.
+        TransientError: as the constructor raised it.
     """
     try:
         return find()(**args)
     except ConfigError as error:
         raise ConfigError(f"{keys[0]}: {error}") from error
-    except AstraFlowError:
+    except TransientError:
         raise
-    except Exception as error:  # foreign code may raise anything
+    except FOREIGN_ERRORS as error:
         raise ConfigError(f"{keys[1]}: {name} refuses {args}: {described(error)}") from error
 
 
@@ -141,12 +152,13 @@ def foreign_code(where: str, *passed: type[Exception]) -> Iterator[None]:
 
     Raises:
         ConfigError: the code raised; begins with `where`.
-        AstraFlowError, MemoryError, ConnectionError, TimeoutError: as the code raised them. The
-            last three may be gone after a restart.
+        ConfigError, TransientError, MemoryError, ConnectionError, TimeoutError: as the code raised
+            them. All but the first may be gone after a restart. The store's other errors are not
+            raised: their handlers would react to an object of the run.
     """
     try:
         yield
-    except (Exception, SystemExit) as error:  # foreign code may raise anything
+    except FOREIGN_ERRORS as error:
         if isinstance(error, (*_PASSED, *passed)):
             raise
         raise ConfigError(f"{where} failed: {described(error)}") from error
@@ -176,9 +188,9 @@ def _resolve(name: str, builtins: Mapping[str, Any], kind: PluginKind) -> Any:
     value = _load(name)
     try:
         fault = _fault(value, kind)
-    except Exception as error:  # foreign code, whose attributes may be computed
+    except FOREIGN_ERRORS as error:  # its attributes may be computed
         raise ConfigError(
-            f"{name} cannot be used: it raised {type(error).__name__}: {str(error).strip()}"
+            f"{name} cannot be used: it raised {type(error).__name__}: {message(error)}"
         ) from error
     if fault:
         raise ConfigError(f"{name} {fault}; {kind.contract}")
@@ -227,9 +239,9 @@ def _load(path: str) -> Any:
         raise ConfigError(
             f"{path} cannot be imported: {error}; is its package installed, or on PYTHONPATH?"
         ) from error
-    except (Exception, SystemExit) as error:  # foreign code may raise anything
+    except FOREIGN_ERRORS as error:
         raise ConfigError(
-            f"{path} cannot be imported: its module raised {type(error).__name__}: {error}"
+            f"{path} cannot be imported: its module raised {type(error).__name__}: {message(error)}"
         ) from error
     try:
         return getattr(module, attribute)
@@ -237,9 +249,9 @@ def _load(path: str) -> Any:
         raise ConfigError(
             f"the module {module_name} has no {attribute!r} (from {path!r})"
         ) from None
-    except (Exception, SystemExit) as error:  # a module may import its parts lazily
+    except FOREIGN_ERRORS as error:  # a module may import its parts lazily
         raise ConfigError(
-            f"{path} cannot be imported: its module raised {type(error).__name__}: {error}"
+            f"{path} cannot be imported: its module raised {type(error).__name__}: {message(error)}"
         ) from error
 
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from data_ops.algorithms.named import Named
 from data_ops.algorithms.protocols import CURATOR, FILTER, PAGE, SAMPLER, Curate, Filter, Sample
 from storage.errors import ConfigError
-from storage.import_path import PluginKind, construct, find_class
+from storage.import_path import PluginKind, construct, find_class, foreign_code
 
 
 class CustomAlgorithm(Named):
@@ -40,7 +40,9 @@ class CustomCurator(CustomAlgorithm):
     def make(self, key: str) -> Curate:
         """Return the curator. ConfigError, beginning with `key`, where that is impossible."""
         curator: Curate = self.build(key)
-        if not hasattr(curator, "needs_shards"):
+        with foreign_code(f"{key}: needs_shards of {self.name}"):
+            is_known = hasattr(curator, "needs_shards")
+        if not is_known:
             raise ConfigError(f"{key}: {self.name} has no needs_shards; see {PAGE}")
         return curator
 

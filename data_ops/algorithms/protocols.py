@@ -25,7 +25,8 @@ class Curate(Protocol):
 
     @property
     def needs_shards(self) -> bool:
-        """Whether `observe` is to be called; an attribute, `needs_shards = True`.
+        """Whether `observe` is to be called; an attribute, `needs_shards = True`, which is read
+        once.
 
         Where no curator needs it, a restart reads no shard for them.
         """
@@ -62,12 +63,15 @@ class Sample(Protocol):
         ...
 
 
-def calling(algorithm: Curate | Filter | Sample, method: str) -> AbstractContextManager[None]:
-    """Call a method of an algorithm, which may be a user's, within the block.
+def calling(
+    algorithm: Curate | Filter | Sample, method: str, *passed: type[Exception]
+) -> AbstractContextManager[None]:
+    """Call a method of an algorithm, which may be a user's, or read its `needs_shards`, within the
+    block.
 
     Raises ConfigError, naming setting, class and method, as `foreign_code` does.
     """
-    return foreign_code(f"{SETTINGS[method]}: {method} of {type(algorithm).__name__}")
+    return foreign_code(f"{SETTINGS[method]}: {method} of {type(algorithm).__name__}", *passed)
 
 
 def decision(value: object) -> bool:
@@ -83,6 +87,7 @@ def decision(value: object) -> bool:
 SETTINGS: Final = {
     "accept": "data.curate",
     "observe": "data.curate",
+    "needs_shards": "data.curate",
     "keep": "data.filter",
     "arrange": "data.sample",
 }

@@ -17,7 +17,7 @@ import numpy as np
 
 from data_ops.algorithms.protocols import Sample, calling
 from data_ops.algorithms.samplers import Draft
-from storage.errors import ConfigError
+from storage.errors import ConfigError, CorruptError
 from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 
 TABLE_ROWS_MAX = 2**18
@@ -164,7 +164,7 @@ class Ledger:
         draft = self.draft(seed, candidates)
         self.left_out_by = ""
         for sampler in reversed(samplers):
-            with calling(sampler, "arrange"):
+            with calling(sampler, "arrange", CorruptError):  # `trained` reads batches
                 arranged = sampler.arrange(draft)
             draft = _checked(arranged, sampler)
             _check_replays(draft.replays, offered, sampler)

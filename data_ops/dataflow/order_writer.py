@@ -53,6 +53,7 @@ class OrderWriter:
         self._run = run
         self._stream = stream
         self._curators = curators
+        self._observers = [curator for curator in curators if _observes(curator)]
         self._prompts_per_order = prompts_per_order
         self._seed = seed
         self.next_number = orders.next_number(run)
@@ -69,7 +70,7 @@ class OrderWriter:
     @property
     def needs_shards(self) -> bool:
         """Whether a curator observes shards."""
-        return any(curator.needs_shards for curator in self._curators)
+        return bool(self._observers)
 
     def is_seen(self, number: int) -> bool:
         """Return whether the order is in some order's `seen`, or will be in the next one's."""
@@ -157,10 +158,9 @@ class OrderWriter:
         order = self._read(number)
         if order is None:
             return
-        for curator in self._curators:
-            if curator.needs_shards:
-                with calling(curator, "observe"):
-                    curator.observe(order, shard)
+        for curator in self._observers:
+            with calling(curator, "observe"):
+                curator.observe(order, shard)
 
     def _refold(self, order: Order) -> None:
         """Repeat the changes of state that a stored order records."""
@@ -181,3 +181,8 @@ class OrderWriter:
             log.warning("%s has no cursor: %s", layout.order(order.number), error)
         else:
             self._cursor = order.cursor
+
+
+def _observes(curator: Curate) -> bool:
+    with calling(curator, "needs_shards"):
+        return bool(curator.needs_shards)

@@ -7,6 +7,7 @@ The episode is neither rewarded nor trained on. A wrong answer is no failure: it
 """
 
 from storage.formats.json_values import storable_text
+from storage.import_path import message
 
 
 class ModelFailedError(Exception):
@@ -27,8 +28,4 @@ class RewardFailedError(Exception):
 
 def error_text(error: BaseException) -> str:
     """Return `Class: message` as storable text, also where the exception cannot give a message."""
-    try:
-        message = str(error)
-    except Exception as broken:  # other people's code
-        message = f"its message cannot be read: __str__ raised {type(broken).__name__}"
-    return storable_text(f"{type(error).__name__}: {message}")
+    return storable_text(f"{type(error).__name__}: {message(error)}")

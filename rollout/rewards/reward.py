@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from rollout.agents.failures import RewardFailedError, error_text
 from storage.errors import ConfigError
-from storage.import_path import PluginKind, foreign_code, resolve
+from storage.import_path import FOREIGN_ERRORS, PluginKind, foreign_code, resolve
 from storage.records.rollouts import Prompt
 
 log = logging.getLogger(__name__)
@@ -86,5 +86,5 @@ class _AttributedReward:
     def close(self) -> None:
         try:
             self._reward.close()
-        except Exception:  # other people's code
+        except FOREIGN_ERRORS:
             log.warning("close() of the reward failed", exc_info=True)

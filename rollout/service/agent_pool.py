@@ -22,7 +22,7 @@ from rollout.placement import placed
 from rollout.rewards.reward import Reward, make_reward
 from rollout.service.user_threads import UserThreads
 from rollout.service.weight_loader import WeightLoader
-from rollout.workflows import make_workflow, policies_by_role
+from rollout.workflows import find_workflow, make_workflow, policies_by_role
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.formats.json_objects import parse
@@ -186,11 +186,14 @@ def make_agent_pool(
         ConfigError: the workflow, the reward, the engine or a tokenizer cannot work.
         Exception: that of `fetch_files`.
     """
-    reward = make_reward(config.workflow.reward, config.workflow.reward_timeout_s)
-    workflow = make_workflow(config.workflow, reward)
-    policy_of = policies_by_role(workflow, config.workflow, sampling)
+    # The files first: a worker that waits for them makes no reward at each try.
+    workflow_class = find_workflow(config.workflow, "rollout.workflow.name")
+    policy_of = policies_by_role(workflow_class, config.workflow, sampling)
     files_of = {policy: fetch_files(policy) for policy in dict.fromkeys(policy_of.values())}
     with ExitStack() as undo:
+        reward = make_reward(config.workflow.reward, config.workflow.reward_timeout_s)
+        undo.callback(reward.close)
+        workflow = make_workflow(config.workflow, reward)
         chats: dict[frozenset[tuple[str, bytes]], Chat] = {}
         players: dict[str, Player] = {}
         engine_of = placed(config.engine, tuple(sampling))

@@ -73,7 +73,7 @@ def unknown_arguments(workflow_class: Callable[..., Any], config: WorkflowConfig
 
 
 def policies_by_role(
-    workflow: Workflow, config: WorkflowConfig, policies: Mapping[str, Any]
+    workflow: Workflow | type[Workflow], config: WorkflowConfig, policies: Mapping[str, Any]
 ) -> dict[str, str]:
     """Return role → policy of the workflow; ConfigError for an unknown role or policy."""
     for role in config.roles:

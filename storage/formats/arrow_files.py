@@ -162,8 +162,8 @@ def strings(table: Table, name: str, characters_max: int | None = None) -> list[
 
 
 def lists(table: Table, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """Return a list column as the flat values of its lists, which are not copied if they are
-    numbers, and offsets [rows + 1] from 0.
+    """Return a list column as the flat values of its lists, which are read-only, and not copied if
+    they are numbers, and offsets [rows + 1] from 0.
 
     A file may have any number of values in no list; a bit of them would become a byte.
     """
@@ -173,7 +173,9 @@ def lists(table: Table, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
     offsets = column.offsets.to_numpy()
     first, end = int(offsets[0]), int(offsets[-1])
     listed = column.values.slice(first, end - first)
-    return listed.to_numpy(zero_copy_only=False), offsets - offsets[0]
+    values = listed.to_numpy(zero_copy_only=False)
+    values.setflags(write=False)  # also booleans, which are copied
+    return values, offsets - offsets[0]
 
 
 def _array(values: Any, kind: Any) -> Column:

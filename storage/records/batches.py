@@ -36,7 +36,9 @@ class SequenceKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BatchRow:
-    """One sequence of a batch, masked to the batch's policy."""
+    """One sequence of a batch, masked to the batch's policy. Its arrays become read-only: data
+    algorithms of users get rows that are stored later.
+    """
 
     key: SequenceKey
     prompt_id: str
@@ -58,6 +60,10 @@ class BatchRow:
     """True if a replay algorithm selected the sequence again."""
     region: str = ""
     """Region whose worker sampled the sequence; empty in batches of releases without it."""
+
+    def __post_init__(self) -> None:
+        for array in (self.tokens, self.loss_mask, self.logprobs, self.versions, self.advantages):
+            array.setflags(write=False)
 
 
 class LedgerEntry(NamedTuple):

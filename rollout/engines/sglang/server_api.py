@@ -4,14 +4,15 @@ Tokens in, tokens out: no text crosses it. A server that cannot be reached or th
 `ServerLostError`; one that works and refuses a call raises `ServerRefusedError`.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 
-from storage.errors import AstraFlowError
+from storage.coordination.system_threads import in_system_thread
+from storage.errors import AstraFlowError, CorruptError
+from storage.formats.json_objects import parse
 from storage.plain_names import quoted
 from storage.records.types import Json
 
@@ -22,10 +23,18 @@ new weights take as long as they take.
 """
 KEEPALIVE_S = 2.0
 """Idle connections are closed after this time: earlier than by the server, after 5 s."""
-ANSWER_BYTES_MAX = 2**24
-"""Of an answer that holds no tokens: it has a digest of each parameter at most."""
-TOKEN_BYTES_MAX = 2**16
-"""Of each token of an answer: with top_p or top_k, the ids of up to 4,096 other tokens."""
+ANSWER_BYTES_MAX = 2**20
+"""Of an answer, without what it has for each token."""
+DIGESTS_BYTES_MAX = 2**24
+"""Of an answer with a digest of each parameter."""
+TOKEN_BYTES_MAX = 2**9
+"""Of each token of an answer: its id, log-probability and text."""
+MASK_BYTES_MAX = 2**16
+"""Of each token, with top_p or top_k: the ids of up to 4,096 other tokens."""
+VALUE_BYTES = 16
+"""An answer has at most one JSON value for so many of the bytes that it may have."""
+PARSED_AT_ONCE_BYTES = 2**18
+"""Longer answers are parsed outside of the event loop."""
 MESSAGE_CHARACTERS_MAX = 300
 
 
@@ -37,12 +46,19 @@ class _Answer(NamedTuple):
     location: str
     """To which it redirects; the engine follows no redirection, which would get its key."""
 
-    def json(self) -> Any:
-        """Return its content as JSON; ValueError when it is none."""
-        try:
-            return json.loads(self.content)
-        except RecursionError:
-            raise ValueError("JSON that is nested too deep") from None
+    async def json(self, bytes_max: int, mask_bytes_max: int = 0) -> Json:
+        """Return its content, a JSON object; CorruptError when it is none, or has more values, or
+        more lists and objects beside those of masks, than such an answer has.
+
+        Python's lock is held while it is parsed, and lists take far longer than numbers.
+        """
+        lists_max = bytes_max // VALUE_BYTES
+        if mask_bytes_max and sum(map(self.content.count, (b"[", b"{"))) > lists_max:
+            raise CorruptError("an answer has too many lists")
+        values_max = (bytes_max + mask_bytes_max) // VALUE_BYTES
+        if len(self.content) <= PARSED_AT_ONCE_BYTES:
+            return parse(self.content, "an answer", values_max)
+        return await in_system_thread(parse, self.content, "an answer", values_max)
 
 
 class ServerLostError(AstraFlowError):
@@ -91,8 +107,13 @@ class ServerApi:
     async def generate(self, request: Mapping[str, Any]) -> Json:
         """Return the answer to one request; cancelling the call does not end it in the server."""
         num_tokens = int(request["sampling_params"]["max_new_tokens"])
-        bytes_max = ANSWER_BYTES_MAX + num_tokens * TOKEN_BYTES_MAX
-        return await self._json("/generate", request, bytes_max)
+        has_masks = "return_sampling_mask" in request
+        return await self._json(
+            "/generate",
+            request,
+            ANSWER_BYTES_MAX + num_tokens * TOKEN_BYTES_MAX,
+            num_tokens * MASK_BYTES_MAX if has_masks else 0,
+        )
 
     async def abort(self, request_id: str) -> None:
         """End one request: its call of `generate` returns what it has."""
@@ -130,25 +151,40 @@ class ServerApi:
         await self._post("/unload_lora_adapter", {"lora_name": name}, CONTROL_TIMEOUT_S)
 
     async def checksums(self) -> dict[str, str]:
-        """Return a digest of each parameter on each device, as the server has them in memory."""
-        answer = await self._json("/weights_checker", {"action": "checksum"})
+        """Return a digest of each parameter on each device, as the server has them in memory.
+
+        ServerRefusedError where a digest, or all of a device, are missing.
+        """
+        body = {"action": "checksum"}
+        answer = await self._json("/weights_checker", body, DIGESTS_BYTES_MAX)
         try:
-            return {
-                f"{name} on device {rank}": str(digest)
-                for rank, parameters in enumerate(answer["ranks"])
-                for name, digest in parameters["checksums"].items()
+            ranks = [rank["checksums"] for rank in answer["ranks"]]
+            digests = {
+                f"{name} on device {rank}": digest
+                for rank, checksums in enumerate(ranks)
+                for name, digest in checksums.items()
             }
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ServerRefusedError(
-                f"the SGLang server at {self.url} gave no digests at /weights_checker"
-            ) from error
+            if ranks and all(ranks) and all(digests.values()):
+                return {name: str(digest) for name, digest in digests.items()}
+        except (KeyError, TypeError, AttributeError):
+            pass
+        raise ServerRefusedError(
+            f"the SGLang server at {self.url} gave no digests at /weights_checker"
+        )
 
     async def label(self) -> str:
         """Return its name of the weights it holds; `default` after a start."""
         try:
             answer = await self._read("GET", "/model_info", CONTROL_TIMEOUT_S)
-            return str(answer.json()["weight_version"])
-        except (httpx.HTTPError, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+            return str((await answer.json(ANSWER_BYTES_MAX))["weight_version"])
+        except (
+            httpx.HTTPError,
+            OSError,
+            RuntimeError,
+            ValueError,
+            KeyError,
+            CorruptError,
+        ) as error:
             raise ServerLostError(
                 f"the SGLang server at {self.url} does not answer: {type(error).__name__} {error}"
             ) from error
@@ -182,15 +218,15 @@ class ServerApi:
         await self._client.aclose()
 
     async def _json(
-        self, path: str, body: Mapping[str, Any], bytes_max: int = ANSWER_BYTES_MAX
+        self, path: str, body: Mapping[str, Any], bytes_max: int, mask_bytes_max: int = 0
     ) -> Json:
+        answer = await self._post(path, body, None, bytes_max + mask_bytes_max)
         try:
-            answer = (await self._post(path, body, None, bytes_max)).json()
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise ServerLostError(f"the SGLang server at {self.url} gave no JSON object at {path}")
-        return answer
+            return await answer.json(bytes_max, mask_bytes_max)
+        except CorruptError as error:
+            raise ServerLostError(
+                f"the SGLang server at {self.url} gave no JSON object at {path}: {error}"
+            ) from error
 
     async def _post(
         self,

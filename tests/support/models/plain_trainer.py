@@ -287,7 +287,7 @@ class PlainTrainer:
         self, batch: Batch, number: int, advantages: list[float], place: int
     ) -> list[Token]:
         row = batch.rows[number]
-        inputs = torch.from_numpy(row.tokens).long()[None]
+        inputs = torch.tensor(row.tokens).long()[None]
         logits = self.model(input_ids=inputs, use_cache=False).logits[0]
         with torch.no_grad():
             other = self.reference and self.reference(input_ids=inputs, use_cache=False).logits[0]

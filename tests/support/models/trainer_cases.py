@@ -81,7 +81,7 @@ def reference_model(
 
 def reference_logprobs(model: torch.nn.Module, sample: BatchRow) -> torch.Tensor:
     """[L−1] log-probability of each token except the first: one row, no padding, all logits."""
-    tokens = torch.from_numpy(sample.tokens).long()
+    tokens = torch.tensor(sample.tokens).long()
     logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
     return torch.log_softmax(logits / sample.temperature, dim=-1).gather(1, tokens[1:, None])[:, 0]
 

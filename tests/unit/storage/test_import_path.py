@@ -3,6 +3,7 @@
 import abc
 import functools
 import sys
+from asyncio import CancelledError
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,8 +22,21 @@ from rollout.config import EngineConfig, WorkflowConfig
 from rollout.engines import engine as rollout_engine
 from rollout.rewards import math_reward, reward
 from storage import import_path
-from storage.errors import ConfigError, CorruptError
-from storage.import_path import ALLOW_VARIABLE, PluginKind, check_name, foreign_code, resolve
+from storage.errors import (
+    ConfigError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    TransientError,
+)
+from storage.import_path import (
+    ALLOW_VARIABLE,
+    PluginKind,
+    check_name,
+    construct,
+    foreign_code,
+    resolve,
+)
 from trainer.config import TrainConfig
 from trainer.engines import engine as train_engine
 from trainer.losses.custom import CustomLoss
@@ -327,6 +341,11 @@ def test_a_class_whose_attributes_raise_is_a_config_error() -> None:
         resolve(f"{__name__}:Placeholder", TABLE, KIND)
 
 
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("detail")
+
+
 @pytest.mark.parametrize(
     ("raised", "described"),
     [
@@ -335,6 +354,14 @@ def test_a_class_whose_attributes_raise_is_a_config_error() -> None:
         (FileNotFoundError("no tests.json"), "FileNotFoundError: no tests.json"),
         (StopIteration(3), "StopIteration: 3"),
         (SystemExit(0), "SystemExit: 0"),
+        (CancelledError(), "CancelledError: "),
+        (ConflictError("first"), "ConflictError: first"),
+        (NotFoundError("my file"), "NotFoundError: my file"),
+        (CorruptError("my file"), "CorruptError: my file"),
+        (
+            UnreadableError(),
+            "UnreadableError: its message cannot be read: __str__ raised AttributeError",
+        ),
     ],
 )
 def test_an_error_of_foreign_code_is_a_config_error_with_its_cause(
@@ -353,7 +380,8 @@ def test_an_error_of_foreign_code_is_a_config_error_with_its_cause(
 @pytest.mark.parametrize(
     "raised",
     [
-        CorruptError("lost"),
+        ConfigError("use a smaller one"),
+        TransientError("lost"),
         ConnectionResetError("reset"),
         TimeoutError(),
         MemoryError(),
@@ -364,6 +392,15 @@ def test_an_error_that_a_restart_may_mend_is_raised_as_it_is(raised: Exception) 
     with pytest.raises(type(raised)) as found, foreign_code("data.filter", EOFError):
         raise raised
     assert found.value is raised
+
+
+@pytest.mark.parametrize("raised", [ConflictError("first"), CancelledError(), UnreadableError()])
+def test_an_error_of_a_constructor_is_a_config_error(raised: BaseException) -> None:
+    def refuse() -> None:
+        raise raised
+
+    with pytest.raises(ConfigError, match=rf"^args: a:B refuses {{}}: {type(raised).__name__}: "):
+        construct(lambda: refuse, "a:B", {}, ("name", "args"))
 
 
 PLACES = {

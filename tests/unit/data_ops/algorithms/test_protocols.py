@@ -132,6 +132,20 @@ class Silent:
         return True
 
 
+def test_a_curator_whose_needs_shards_raises_is_named() -> None:
+    name = f"{__name__}:Computed"
+    with pytest.raises(
+        ConfigError, match=rf"^data\.curate\.0: needs_shards of {name} failed: KeyError: 'x'$"
+    ):
+        curators([CustomCurator(name=name)])
+
+
+class Computed(Silent):
+    @property
+    def needs_shards(self) -> bool:
+        raise KeyError("x")
+
+
 class Picky:
     """Refuses its argument's value."""
 

@@ -200,6 +200,23 @@ def test_a_sampler_that_raises_is_named() -> None:
         ledger.assemble([Wrong()], 0, no_rows)
 
 
+@pytest.mark.parametrize("rows_of", [lambda draft: draft.rows, lambda draft: draft.trained(1)])
+@pytest.mark.parametrize("name", ["tokens", "loss_mask", "logprobs", "versions", "advantages"])
+def test_a_sampler_that_writes_into_rows_is_named(
+    name: str, rows_of: Callable[[Draft], tuple[BatchRow, ...]]
+) -> None:
+    class Writes:
+        def arrange(self, draft: Draft) -> Draft:
+            getattr(rows_of(draft)[0], name)[:1] = 0
+            return draft
+
+    ledger = new_ledger()
+    ledger.ingest(0, rows(0, 0, 0))
+    expected = r"^data\.sample: arrange of Writes failed: assignment destination is read-only$"
+    with pytest.raises(ConfigError, match=expected):
+        ledger.assemble([Writes()], 0, lambda count: rows(1, 0)[:count])
+
+
 @pytest.mark.parametrize(
     "replays",
     [

@@ -255,6 +255,18 @@ def test_a_curator_that_raises_is_named(memory_store: ObjectStore) -> None:
         writer.see(1, shard(order=1))
 
 
+def test_a_curator_whose_needs_shards_raises_is_named(memory_store: ObjectStore) -> None:
+    class Computed(Faulty):
+        @property
+        def needs_shards(self) -> bool:  # type: ignore[override]
+            raise KeyError("x")
+
+    with pytest.raises(
+        ConfigError, match=r"^data\.curate: needs_shards of Computed failed: KeyError: 'x'$"
+    ):
+        ordering(memory_store, Computed())
+
+
 def test_a_restart_folds_the_same_shards_in_the_same_order(memory_store: ObjectStore) -> None:
     odd = Odd()
     writer = ordering(memory_store, odd)

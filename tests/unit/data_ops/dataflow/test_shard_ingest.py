@@ -10,7 +10,7 @@ from data_ops.algorithms.policy_groups import ModelLimits, PolicyGroup
 from data_ops.config import DataConfig
 from data_ops.dataflow.shard_ingest import IngestedGroups, all_rows, ingest_shard
 from storage import layout
-from storage.errors import ConfigError, NotFoundError
+from storage.errors import ConfigError, ConflictError, NotFoundError
 from storage.records.rollouts import Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore, open_store
@@ -84,6 +84,30 @@ def test_a_filter_that_raises_is_named(run: ObjectStore) -> None:
     expected = r"^data\.filter: keep of Undecided failed: KeyError: 'oops'$"
     with pytest.raises(ConfigError, match=expected):
         undecided(run, KeyError("oops"))
+
+
+class Writes:
+    """A filter that writes into an array of the rows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def keep(self, group: PolicyGroup) -> bool:
+        getattr(group.rows[0], self.name)[:1] = 0
+        return True
+
+
+@pytest.mark.parametrize("name", ["tokens", "loss_mask", "logprobs", "versions", "advantages"])
+def test_a_filter_that_writes_into_rows_is_named(run: ObjectStore, name: str) -> None:
+    writes = CustomFilter(name=f"{__name__}:Writes", args={"name": name})
+    expected = r"^data\.filter: keep of Writes failed: assignment destination is read-only$"
+    with pytest.raises(ConfigError, match=expected):
+        ingest(run, shard(), filter=(writes,))
+
+
+def test_a_conflict_that_a_filter_raises_is_none_with_another_dataflow(run: ObjectStore) -> None:
+    with pytest.raises(ConfigError, match=r"keep of Undecided failed: ConflictError: mine"):
+        undecided(run, ConflictError("mine"))
 
 
 @pytest.mark.parametrize(("value", "num_rows"), [(np.True_, 2), (np.False_, 0)])

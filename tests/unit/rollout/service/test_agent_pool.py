@@ -235,6 +235,38 @@ def test_opening_a_pool_before_the_base_models_exist_raises_not_found(
         open_agent_pool(memory_store, CONFIG, SAMPLING)
 
 
+class CountedReward(TimedReward):
+    """Counts the objects that were made and not closed."""
+
+    made: ClassVar[int] = 0
+    num_open: ClassVar[int] = 0
+
+    def __init__(self, timeout_s: float) -> None:
+        CountedReward.made += 1
+        CountedReward.num_open += 1
+
+    def close(self) -> None:
+        CountedReward.num_open -= 1
+
+
+async def test_a_pool_that_cannot_be_opened_leaves_no_reward(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CountedReward, "made", 0)
+    monkeypatch.setattr(CountedReward, "num_open", 0)
+    config = RolloutConfig(
+        workflow=WorkflowConfig(reward=f"{__name__}:CountedReward"),
+        engine=EngineConfig(name=f"{__name__}:WithCapacity"),
+    )
+    with pytest.raises(NotFoundError):  # its worker waits, and tries again
+        open_agent_pool(memory_store, config, SAMPLING)
+    assert CountedReward.made == 0
+    publish_base(memory_store, ["solver"])
+    with pytest.raises(ConfigError, match="capacity"):
+        open_agent_pool(memory_store, config, SAMPLING)
+    assert (CountedReward.made, CountedReward.num_open) == (1, 0)
+
+
 def test_a_base_model_without_a_config_is_refused(memory_store: ObjectStore) -> None:
     files = base_files()
     del files["config.json"]

@@ -434,10 +434,20 @@ async def test_a_server_that_holds_other_weights_than_it_was_given_ends_the_engi
         await engine.generate([1], THREE)
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (404, {"detail": "Not Found"}),
+        (200, {"ranks": []}),
+        (200, {"ranks": [{"checksums": {"a": "0f"}}, {"checksums": {}}]}),
+        (200, {"ranks": [{"checksums": {"a": None}}]}),
+        (200, {"ranks": [{"checksums": ["a"]}]}),
+    ],
+)
 async def test_a_server_that_cannot_give_digests_is_not_compared(
-    peer: Peer, engine_at: MakeEngine, caplog: pytest.LogCaptureFixture
+    peer: Peer, engine_at: MakeEngine, caplog: pytest.LogCaptureFixture, reply: tuple[int, Json]
 ) -> None:
-    peer.replies["/weights_checker"] = [lambda _: (404, {"detail": "Not Found"})]
+    peer.replies["/weights_checker"] = [lambda _: reply]
     engine = await engine_at([peer], check_every=1)
     await engine.load(1, counting(2))
     assert "are not compared" in caplog.text

@@ -1,11 +1,14 @@
 """Answers of an HTTP server that is no SGLang server, or a broken one."""
 
 import gzip
+import json
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,8 @@ from rollout.engines.sglang.server_api import (
     ServerLostError,
     ServerRefusedError,
 )
+from storage.formats.json_objects import parse
+from storage.records.types import Json
 from tests.support.http_servers import one_answer
 
 REQUEST = {"sampling_params": {"max_new_tokens": 2}}
@@ -83,7 +88,7 @@ async def test_an_answer_without_end_is_cut() -> None:
         api = ServerApi(url, "")
         with pytest.raises(ServerLostError, match=r"more than .* bytes at /pause_generation"):
             await api.pause("in_place")
-        assert sent < 4 * server_api.ANSWER_BYTES_MAX
+        assert sent < 2**26
         with pytest.raises(ServerLostError, match="more than"):
             await api.label()
         assert not await api.is_ready()
@@ -96,16 +101,62 @@ async def test_an_answer_may_be_longer_the_more_tokens_are_asked_for(
 ) -> None:
     monkeypatch.setattr(server_api, "ANSWER_BYTES_MAX", 10)
     monkeypatch.setattr(server_api, "TOKEN_BYTES_MAX", 10)
-    for size, fits in ((30, True), (31, False)):
+    monkeypatch.setattr(server_api, "MASK_BYTES_MAX", 100)
+    monkeypatch.setattr(server_api, "VALUE_BYTES", 10)
+    masked = {**REQUEST, "return_sampling_mask": True}
+    for request, limit in ((REQUEST, 30), (masked, 230)):
+        await check_limit(request, limit)
+
+
+async def check_limit(request: Json, limit: int) -> None:
+    for size, fits in ((limit, True), (limit + 1, False)):
         body = b"{}".ljust(size)
         with one_answer(200, body, "application/json") as answering:
             api = ServerApi(f"http://127.0.0.1:{answering.port}", "")
             if fits:
-                assert await api.generate(REQUEST) == {}
+                assert await api.generate(request) == {}
             else:
-                with pytest.raises(ServerLostError, match="more than 30 bytes at /generate"):
-                    await api.generate(REQUEST)
+                with pytest.raises(ServerLostError, match=f"more than {limit} bytes at /generate"):
+                    await api.generate(request)
             await api.close()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("part", [b"[]", b"{}", b'{"a":1}', b'[[""]]'])
+async def test_an_answer_of_very_many_lists_is_not_parsed(part: bytes, masked: bool) -> None:
+    """Each takes a hundred times the memory of its text, and its parsing stops the event loop."""
+    request = {**REQUEST, "return_sampling_mask": True} if masked else REQUEST
+    text = b'{"meta_info":[' + (part + b",") * (2**20 // (len(part) + 1) - 10) + b"0]}"
+    with one_answer(200, text, "application/json") as answering:
+        api = ServerApi(f"http://127.0.0.1:{answering.port}", "")
+        tracemalloc.start()
+        with pytest.raises(ServerLostError, match=r"no JSON object at /generate: an answer has"):
+            await api.generate(request)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        await api.close()
+    assert peak < 8 * len(text)
+
+
+async def test_a_long_answer_with_masks_is_parsed_outside_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[int] = []
+
+    def noted(*args: Any) -> Json:
+        threads.append(threading.get_ident())
+        return parse(*args)
+
+    monkeypatch.setattr(server_api, "parse", noted)
+    masked = {"sampling_params": {"max_new_tokens": 64}, "return_sampling_mask": True}
+    for length, is_outside in ((10, False), (4096, True)):
+        answer = {"output_ids": [1] * 64, "meta_info": {"masks": [[150_000] * length] * 64}}
+        body = json.dumps(answer, separators=(",", ":")).encode()
+        with one_answer(200, body, "application/json") as answering:
+            api = ServerApi(f"http://127.0.0.1:{answering.port}", "")
+            assert await api.generate(masked) == answer
+            await api.close()
+        assert (threads.pop() != threading.get_ident()) == is_outside
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def own_logprobs(model: LoraModel, *, base: bool = False) -> torch.Tensor:
     """Log-probabilities of all tokens of `sample`, row by row, as the engine computes them."""
     parts = []
     for row in sample().rows:
-        tokens = torch.from_numpy(row.tokens).long()
+        tokens = torch.tensor(row.tokens).long()
         arguments = (
             tokens[None],
             torch.arange(len(tokens) - 1),
