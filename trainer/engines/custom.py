@@ -1,0 +1,81 @@
+"""A train engine by import path (contract: `docs/extending/train_engine.md`)."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from storage.formats.safetensors import check_bits
+from storage.import_path import foreign_code
+from storage.records.batches import Batch
+from storage.records.types import Json
+from storage.records.weights import HostTensor
+from trainer.config import TrainConfig
+
+
+class CustomTrainEngine:
+    """A user's engine. What its constructor and methods raise, or return against the contract, is a
+    ConfigError. Running out of memory is an error of its own.
+    """
+
+    def __init__(
+        self, engine_class: Any, config: TrainConfig, model_config: Json, seed: int
+    ) -> None:
+        self._name = config.engine
+        with self._calls("the constructor"):
+            self._engine = engine_class(config, model_config, seed)
+
+    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
+        with self._calls("set_weights"):
+            self._engine.set_weights(tensors)
+
+    def set_reference(self, tensors: Mapping[str, HostTensor]) -> None:
+        with self._calls("set_reference"):
+            self._engine.set_reference(tensors)
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        with self._calls("step"):
+            metrics = self._engine.step(batch)
+            if not isinstance(metrics, Mapping):
+                raise TypeError(f"it must return metrics by name, not {type(metrics).__name__}")
+            return dict(metrics)
+
+    def weights(self) -> dict[str, HostTensor]:
+        with self._calls("weights"):
+            return _checked_tensors(self._engine.weights())
+
+    def save(self) -> tuple[dict[str, HostTensor], Json]:
+        with self._calls("save"):
+            saved = self._engine.save()
+            if not isinstance(saved, tuple) or len(saved) != 2:
+                raise TypeError(f"it must return (tensors, state), not a {type(saved).__name__}")
+            return _checked_tensors(saved[0]), saved[1]
+
+    def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
+        """Restore a state. Errors are raised as they are: the caller names the checkpoint."""
+        with self._calls("load", Exception):
+            self._engine.load(tensors, state)
+
+    def _calls(self, method: str, *passed: type[Exception]) -> AbstractContextManager[None]:
+        import torch  # an engine in a recipe is checked without it
+
+        where = f"train.engine: {method} of {self._name}"
+        return foreign_code(where, torch.OutOfMemoryError, *passed)
+
+
+def _checked_tensors(result: object) -> dict[str, HostTensor]:
+    """Return tensors by name; TypeError or ValueError for anything else."""
+    if not isinstance(result, Mapping):
+        raise TypeError(f"it must return tensors by name, not {type(result).__name__}")
+    if not result:
+        raise ValueError("it must return at least one tensor")
+    for name, tensor in result.items():
+        _check_name(name)
+        if not isinstance(tensor, HostTensor):
+            raise TypeError(f"{name} must be a HostTensor, not {type(tensor).__name__}")
+        check_bits(name, tensor)
+    return dict(result)
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or not name.isprintable():
+        raise TypeError(f"the name {name!r} must be printable text")
