@@ -1,5 +1,7 @@
 """A train engine by import path (contract: `docs/extending/train_engine.md`)."""
 
+import math
+import reprlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,6 +12,9 @@ from storage.records.batches import Batch
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
+
+TOKENS = "trainer/tokens"
+"""The metric that every step has."""
 
 
 class CustomTrainEngine:
@@ -34,10 +39,7 @@ class CustomTrainEngine:
 
     def step(self, batch: Batch) -> dict[str, float]:
         with self._calls("step"):
-            metrics = self._engine.step(batch)
-            if not isinstance(metrics, Mapping):
-                raise TypeError(f"it must return metrics by name, not {type(metrics).__name__}")
-            return dict(metrics)
+            return _checked_metrics(self._engine.step(batch))
 
     def weights(self) -> dict[str, HostTensor]:
         with self._calls("weights"):
@@ -60,6 +62,27 @@ class CustomTrainEngine:
 
         where = f"train.engine: {method} of {self._name}"
         return foreign_code(where, torch.OutOfMemoryError, *passed)
+
+
+def _checked_metrics(result: object) -> dict[str, float]:
+    """Return metrics by name as floats; TypeError or ValueError for others than readers accept."""
+    if not isinstance(result, Mapping):
+        raise TypeError(f"it must return metrics by name, not {type(result).__name__}")
+    metrics = {name: _number(name, value) for name, value in result.items()}
+    if metrics.get(TOKENS, -1.0) < 0:
+        raise ValueError(f"it must return {TOKENS}, the number of loss tokens")
+    return metrics
+
+
+def _number(name: object, value: Any) -> float:
+    _check_name(name)
+    try:
+        number = math.nan if isinstance(value, str | bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"the metric {name} must be a finite number, not {reprlib.repr(value)}")
+    return number
 
 
 def _checked_tensors(result: object) -> dict[str, HostTensor]:

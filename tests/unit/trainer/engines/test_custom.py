@@ -1,5 +1,6 @@
 """A train engine by import path: what it raises, or returns against the contract, is named."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -154,9 +155,29 @@ def test_a_state_whose_tensors_are_no_host_tensors_is_named(result: object, why:
         call("save")
 
 
-def test_a_step_that_returns_nothing_is_named() -> None:
-    SCRIPT["step"] = None
-    with pytest.raises(
-        ConfigError, match=failed("step", "it must return metrics by name, not None")
-    ):
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (None, "it must return metrics by name, not NoneType"),
+        ({}, "it must return trainer/tokens, the number of loss tokens"),
+        ({"trainer/tokens": -5.0}, "it must return trainer/tokens"),
+        (METRICS | {"note": True}, "the metric note must be a finite number, not True"),
+        (METRICS | {"note": "12"}, "the metric note must be a finite number, not '12'"),
+        (METRICS | {"note": None}, "the metric note must be a finite number, not None"),
+        (METRICS | {"note": math.nan}, "the metric note must be a finite number, not nan"),
+        (METRICS | {"note": 10**400}, "the metric note must be a finite number, not 10"),
+        (METRICS | {"note": torch.ones(2)}, "the metric note must be a finite number, not tensor"),
+        (METRICS | {5: 1.0}, "the name 5 must be printable text"),
+        (METRICS | {"\ud800": 1.0}, r"the name '\\ud800' must be printable text"),
+    ],
+)
+def test_metrics_that_no_manifest_may_have_are_named(result: object, why: str) -> None:
+    SCRIPT["step"] = result
+    with pytest.raises(ConfigError, match=failed("step", why)):
         call("step")
+
+
+def test_numbers_of_other_libraries_are_metrics() -> None:
+    SCRIPT["step"] = {"trainer/tokens": np.int64(3), "a": np.float32(0.5), "b": torch.tensor(2)}
+    assert call("step") == {"trainer/tokens": 3.0, "a": 0.5, "b": 2.0}
+    assert {type(value) for value in call("step").values()} == {float}
