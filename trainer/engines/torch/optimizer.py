@@ -5,6 +5,7 @@ optimizer/{parameter}/{moment}    one tensor: exp_avg and exp_avg_sq of AdamW, m
 """
 
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -91,6 +92,13 @@ def _custom(
         raise ConfigError(
             f"train.optimizer.args: {chosen.path} refuses {chosen.args}: {described(error)}"
         ) from error
+    known = {id(parameter) for parameter in parameters}
+    for parameter in (each for group in made.param_groups for each in group["params"]):
+        if id(parameter) not in known:
+            raise ConfigError(
+                f"train.optimizer: {chosen.path} has a parameter of shape {list(parameter.shape)} "
+                "that is none of the model's; keep such a tensor in the state of a parameter"
+            )
     return made
 
 
@@ -140,14 +148,22 @@ def saved_state(
     """Return moments by `{parameter}/{moment}`, and what is not a tensor.
 
     `names` are the parameters' names by id; `copied` copies a moment to the host. ConfigError where
-    a custom optimizer has a state of another type.
+    a custom optimizer has a state of another type, or of what is no parameter.
     """
     tensors: dict[str, HostTensor] = {}
     updates: dict[str, int] = {}
     moments: dict[str, tuple[str, ...]] = {}
     numbers: dict[str, dict[str, float | int]] = {}
-    for parameter, state in (item for each in optimizers for item in each.state.items()):
-        name, own = names[id(parameter)], []
+    for optimizer, parameter, state in (
+        (each, *item) for each in optimizers for item in each.state.items()
+    ):
+        owner = f"train.optimizer: {type(optimizer).__name__}"
+        name, own = names.get(id(parameter)), []
+        if name is None:
+            raise ConfigError(
+                f"{owner} has a state of {_key(parameter)}, which is no parameter of the model; "
+                "keep it in the state of a parameter"
+            )
         for key, value in state.items():
             if key == STEP and _counts_steps(value):
                 updates[name] = int(value)
@@ -159,7 +175,7 @@ def saved_state(
                 numbers.setdefault(name, {})[key] = int(value) if is_flag else value
             else:
                 raise ConfigError(
-                    f"train.optimizer: {key} in the state of {name} is {_described(value)}; only "
+                    f"{owner}: {key} in the state of {name} is {_described(value)}; only "
                     f"finite numbers and dense tensors of {', '.join(DTYPES)} can be saved"
                 )
         if name not in updates or sorted(own) != sorted(MOMENTS):
@@ -169,6 +185,12 @@ def saved_state(
 
 def _can_be_stored(tensor: Tensor) -> bool:
     return tensor.dtype in NAMES and tensor.layout == torch.strided
+
+
+def _key(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return reprlib.repr(value)
 
 
 def _described(value: object) -> str:

@@ -305,8 +305,50 @@ def test_a_state_that_could_not_be_read_again_is_not_saved(
 ) -> None:
     engine = keeping(kept, monkeypatch)
     engine.step(BATCHES[0])
-    with pytest.raises(ConfigError, match=f"train.optimizer: kept in the state of .* {words}"):
+    with pytest.raises(ConfigError, match=f"train.optimizer: Keeping: kept in the .* {words}"):
         engine.save()
+
+
+class Labelled(Keeping):
+    """Keeps a state under a key of its own, beside the states of the parameters."""
+
+    key: object = "count"
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        super().step()
+        self.state[self.key] = {"steps": 1}  # type: ignore[index]
+
+
+class Extended(Keeping):
+    """Has a parameter of its own."""
+
+    def __init__(self, params: object, lr: float) -> None:
+        super().__init__(params, lr)
+        self.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2, 3))]})
+
+
+@pytest.mark.parametrize(
+    ("key", "words"), [("count", "'count'"), (torch.zeros(2, 3), r"a tensor of shape \[2, 3\]")]
+)
+def test_a_state_of_what_is_no_parameter_is_named(
+    key: object, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keeping, "kept", 1)
+    monkeypatch.setattr(Labelled, "key", key)
+    engine = started(optimizer={"name": "custom", "path": f"{__name__}:Labelled"})
+    engine.step(BATCHES[0])
+    with pytest.raises(
+        ConfigError, match=rf"^train\.optimizer: Labelled has a state of {words}, which is no param"
+    ):
+        engine.save()
+
+
+def test_an_optimizer_with_a_parameter_of_its_own_is_refused_before_a_step() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^train\.optimizer: .*:Extended has a parameter of shape \[2, 3\] that is none of",
+    ):
+        started(optimizer={"name": "custom", "path": f"{__name__}:Extended"})
 
 
 class Averaging(torch.optim.Optimizer):
