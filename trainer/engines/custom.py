@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from storage.errors import AstraFlowError
+from storage.formats.json_objects import dump, parse
 from storage.formats.safetensors import check_bits
 from storage.import_path import foreign_code
 from storage.records.batches import Batch
@@ -50,7 +52,7 @@ class CustomTrainEngine:
             saved = self._engine.save()
             if not isinstance(saved, tuple) or len(saved) != 2:
                 raise TypeError(f"it must return (tensors, state), not a {type(saved).__name__}")
-            return _checked_tensors(saved[0]), saved[1]
+            return _checked_tensors(saved[0]), _checked_state(saved[1])
 
     def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
         """Restore a state. Errors are raised as they are: the caller names the checkpoint."""
@@ -97,6 +99,31 @@ def _checked_tensors(result: object) -> dict[str, HostTensor]:
             raise TypeError(f"{name} must be a HostTensor, not {type(tensor).__name__}")
         check_bits(name, tensor)
     return dict(result)
+
+
+def _checked_state(state: object) -> Json:
+    """Return a state; TypeError or ValueError for one that would be read as another, or not."""
+    if not isinstance(state, dict):
+        raise TypeError(f"its state must be a dict of JSON, not {type(state).__name__}")
+    try:
+        parse(dump({"state": {"engine": state}}), "its state")  # at its depth in a checkpoint
+    except AstraFlowError as error:
+        raise ValueError(str(error)) from error
+    _check_json(state, "its state")
+    return state
+
+
+def _check_json(value: object, where: str) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where} has the key {key!r}, which is no text")
+            _check_json(item, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_json(item, where)
+    elif isinstance(value, bytes) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"{where} has {reprlib.repr(value)}, which JSON does not have")
 
 
 def _check_name(name: object) -> None:

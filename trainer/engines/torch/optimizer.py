@@ -15,6 +15,7 @@ from torch import Tensor
 
 from storage.errors import ConfigError, CorruptError
 from storage.import_path import described
+from storage.records.numbers import INTEGER_BITS, QUANTITY_MAX
 from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
 from trainer.engines.torch.host_tensors import DTYPES, NAMES, to_host, to_torch
@@ -167,10 +168,15 @@ def saved_state(
         for key, value in state.items():
             if key == STEP and _counts_steps(value):
                 updates[name] = int(value)
+            elif not isinstance(key, str):
+                raise ConfigError(
+                    f"{owner}: {key!r} in the state of {name} is a key that is no text, which no "
+                    "checkpoint can have"
+                )
             elif isinstance(value, Tensor) and _can_be_stored(value):
                 own.append(key)
                 tensors[f"{name}/{key}"] = copied(value)
-            elif isinstance(value, int | float) and math.isfinite(value):
+            elif _is_number(value):
                 is_flag = isinstance(value, bool)
                 numbers.setdefault(name, {})[key] = int(value) if is_flag else value
             else:
@@ -181,6 +187,13 @@ def saved_state(
         if name not in updates or sorted(own) != sorted(MOMENTS):
             moments[name] = tuple(sorted(own))
     return tensors, OptimizerProgress(updates=updates, moments=moments, numbers=numbers)
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a checkpoint can have a number."""
+    if isinstance(value, int):
+        return value.bit_length() <= INTEGER_BITS
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _can_be_stored(tensor: Tensor) -> bool:
@@ -206,6 +219,7 @@ def _counts_steps(value: object) -> bool:
         and value.dim() == 0
         and value.dtype == torch.float32
         and float(value).is_integer()
+        and 0 <= float(value) <= QUANTITY_MAX
     )
 
 

@@ -155,6 +155,36 @@ def test_a_state_whose_tensors_are_no_host_tensors_is_named(result: object, why:
         call("save")
 
 
+def nested(depth: int) -> list[Any]:
+    """Return a list in a list, and so on."""
+    return [nested(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (None, "its state must be a dict of JSON, not NoneType"),
+        ({"a": {1: 2}}, r"its state\.a has the key 1, which is no text"),
+        ({"a": [(0.5, b"x")]}, r"its state\.a has b'x', which JSON does not have"),
+        ({"a": math.nan}, r"its state\.a has nan, which JSON does not have"),
+        ({"a": "\ud800"}, "Error serializing to JSON: .*surrogates not allowed"),
+        ({"a": 2**128}, "the value to store has an integer of 129 bits"),
+        ({"a": nested(300)}, "Error serializing to JSON: .*depth"),
+        ({"a": nested(200)}, "its state is not JSON: recursion limit exceeded"),
+    ],
+)
+def test_a_state_that_would_not_be_read_as_it_is_is_not_saved(state: object, why: str) -> None:
+    SCRIPT["save"] = {"weight": WEIGHT}, state
+    with pytest.raises(ConfigError, match=failed("save", why)):
+        call("save")
+
+
+def test_numbers_of_other_libraries_and_tuples_are_saved() -> None:
+    state = {"a": np.float32(2.0), "b": np.arange(3), "c": (1, 2**128 - 1), "d": {"e": None}}
+    SCRIPT["save"] = {"weight": WEIGHT}, state
+    assert call("save")[1] is state
+
+
 @pytest.mark.parametrize(
     ("result", "why"),
     [
