@@ -71,6 +71,16 @@ ENGINES: dict[str, str] = {
 }
 """Import paths of the built-in engines, so that this table does not import torch."""
 
+SERVICE_METRICS = (
+    "trainer/wait_s",
+    "trainer/step_s",
+    "trainer/publish_s",
+    "trainer/publish_wait_s",
+    "trainer/tokens_per_s",
+    "trainer/wait_fraction",
+)
+"""What the service adds to the metrics of a step."""
+
 ENGINE = PluginKind(
     "train engine",
     TrainEngine,

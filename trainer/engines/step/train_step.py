@@ -180,7 +180,7 @@ def train_step(
         prepared = _accumulate(passes, trained, loss, metrics, penalty, measures=is_first)
         metrics.add_update(trained.update(lr), prepared.scalars)
     metrics.add_over_ranks(trained.collectives)
-    return metrics.by_name(batch) | {"trainer/lr": lr}
+    return metrics.by_name(batch, lr)
 
 
 def _examples(

@@ -138,8 +138,12 @@ class Broken(Plain):
 
 
 class TakesAMetric(Plain):
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+        self.factor = 1.0
+
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
-        return Prepared({"loss": 1.0, "kl": 2.0})
+        return Prepared({self.metric: 1.0, "kl": 2.0})
 
 
 class Wrong(Plain):
@@ -262,11 +266,12 @@ def test_a_correction_that_works_in_place_trains_the_same_bits() -> None:
     assert all(np.array_equal(weights[name], other[name]) for name in weights)
 
 
-def test_a_constant_with_the_name_of_a_metric_is_refused() -> None:
+@pytest.mark.parametrize("name", ["loss", "lr", "step_s", "wait_s", "publish_s", "tokens_per_s"])
+def test_a_constant_with_the_name_of_a_metric_is_refused(name: str) -> None:
     with pytest.raises(
-        ConfigError, match="scalars by the name of other metrics: loss; rename them"
+        ConfigError, match=f"scalars by the name of other metrics: {name}; rename them"
     ):
-        stepped(custom("TakesAMetric"))
+        stepped(custom("TakesAMetric", metric=name))
 
 
 @pytest.mark.parametrize(
