@@ -121,7 +121,7 @@ def to_safetensors(
     chunks: list[memoryview] = []
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].bits.itemsize, item[0])):
-        _check_bits(name, tensor)
+        check_bits(name, tensor)
         start, end = end, end + tensor.bits.nbytes
         header[name] = {
             "dtype": tensor.dtype,
@@ -239,7 +239,7 @@ def _bytes(bits: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data
 
 
-def _check_bits(name: str, tensor: HostTensor) -> None:
+def check_bits(name: str, tensor: HostTensor) -> None:
     """Raise ValueError when the bits of a tensor do not match its dtype and shape."""
     if tensor.dtype not in BITS:
         raise ValueError(

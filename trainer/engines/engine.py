@@ -15,6 +15,7 @@ from storage.records.batches import Batch
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
+from trainer.engines.custom import CustomTrainEngine
 
 if TYPE_CHECKING:
     from trainer.engines.ranks.rendezvous import Rendezvous
@@ -70,6 +71,16 @@ ENGINES: dict[str, str] = {
 }
 """Import paths of the built-in engines, so that this table does not import torch."""
 
+SERVICE_METRICS = (
+    "trainer/wait_s",
+    "trainer/step_s",
+    "trainer/publish_s",
+    "trainer/publish_wait_s",
+    "trainer/tokens_per_s",
+    "trainer/wait_fraction",
+)
+"""What the service adds to the metrics of a step."""
+
 ENGINE = PluginKind(
     "train engine",
     TrainEngine,
@@ -102,4 +113,6 @@ def make_rank_engine(config: TrainConfig, model_config: Json, seed: int) -> Trai
     factory: EngineFactory = resolve(config.engine, ENGINES, ENGINE, "train.engine")
     if config.reference is not None:
         resolve(config.engine, ENGINES, REFERENCE_ENGINE, "train.reference")
-    return factory(config, model_config, seed)
+    if config.engine in ENGINES:
+        return factory(config, model_config, seed)
+    return CustomTrainEngine(factory, config, model_config, seed)

@@ -76,3 +76,19 @@ class _UserLoss:
                 prepared, logprobs_N.clone(), behaviour_N.clone(), advantages_N.clone()
             )
             return check_token_loss(result, len(logprobs_N))
+
+
+def backward_start(loss: Loss, total: Tensor, logprobs_N: Tensor) -> Tensor:
+    """Return a scalar with the gradient of `total`, from which a backward pass starts.
+
+    The part of a custom loss in that pass is made here: an error in it is a ConfigError, and one of
+    the model is raised as it is.
+    """
+    if not isinstance(loss, _UserLoss):
+        return total
+    import torch
+
+    where = f"train.loss.path: the gradient of {loss.path}"
+    with foreign_code(where, torch.OutOfMemoryError):
+        (gradient_N,) = torch.autograd.grad(total, logprobs_N)
+    return (logprobs_N * gradient_N).sum()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from storage.errors import ConfigError
 from storage.records.batches import Batch
+from trainer.engines.engine import SERVICE_METRICS
 from trainer.engines.ranks.collectives import Collectives
 from trainer.losses.diagnostics import clippable, kl_k3, second_moments
 from trainer.losses.loss import TokenLoss
@@ -99,10 +100,13 @@ class StepMetrics:
         self._reference = ranks.sum(self._reference).cpu()
         self._largest = ranks.gather(self._largest[:, None])[0].amax(dim=1).cpu()
 
-    def by_name(self, batch: Batch) -> dict[str, float]:
+    def by_name(self, batch: Batch, lr: float) -> dict[str, float]:
         """Return the finite metrics; `trainer/skipped` counts optimizer steps that were left out.
 
-        ConfigError when a constant of the loss has the name of a metric that is measured here.
+        `lr` is the learning rate of the step.
+
+        ConfigError when a constant of the loss has the name of a metric that is measured here or by
+        the service.
         """
         tokens, updates = max(self._tokens, 1), max(len(self._norms), 1)
         finite_norms = [norm for norm in self._norms if math.isfinite(norm)]
@@ -116,11 +120,12 @@ class StepMetrics:
             "trainer/tokens": float(self._tokens),
             "trainer/grad_norm": _mean(finite_norms),
             "trainer/skipped": float(len(self._norms) - len(finite_norms)),
+            "trainer/lr": lr,
         }
         measured |= _row_metrics(batch) | _correction_metrics(self._correction)
         measured |= _reference_metrics(self._reference)
         measured |= mismatch_metrics(self._mismatch.numpy(), self._largest.numpy(), self._regions)
-        if clashes := self._scalars.keys() & measured.keys():
+        if clashes := self._scalars.keys() & {*measured, *SERVICE_METRICS}:
             names = ", ".join(name.removeprefix("trainer/") for name in sorted(clashes))
             raise ConfigError(
                 f"train.loss: the loss prepares scalars by the name of other metrics: {names}; "

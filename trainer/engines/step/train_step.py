@@ -46,6 +46,7 @@ from trainer.engines.step.minibatches import (
 from trainer.engines.step.packing import Block, PackedRow, empty_block, pack, plan
 from trainer.engines.step.step_metrics import StepMetrics
 from trainer.losses.corrections import Correction
+from trainer.losses.custom import backward_start
 from trainer.losses.loss import Loss, Prepared
 from trainer.losses.reference_kl import ReferenceKl
 
@@ -179,7 +180,7 @@ def train_step(
         prepared = _accumulate(passes, trained, loss, metrics, penalty, measures=is_first)
         metrics.add_update(trained.update(lr), prepared.scalars)
     metrics.add_over_ranks(trained.collectives)
-    return metrics.by_name(batch) | {"trainer/lr": lr}
+    return metrics.by_name(batch, lr)
 
 
 def _examples(
@@ -301,7 +302,8 @@ def _accumulate(
         if penalty and reference_N is not None:
             values_N = penalty.added(values_N, tokens.logprobs_N, reference_N)
         total = (values_N * tokens.weight_N).sum()
-        trained.backward(total, last=number == len(passes))
+        start_of_backward = backward_start(loss, total, tokens.logprobs_N)
+        trained.backward(start_of_backward, last=number == len(passes))
         metrics.add(
             total,
             losses,

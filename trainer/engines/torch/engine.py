@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from storage.errors import ConfigError, CorruptError
+from storage.errors import AstraFlowError, ConfigError, CorruptError
 from storage.records.batches import Batch
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -26,7 +26,8 @@ from trainer.engines.torch.host_tensors import to_host, to_torch
 from trainer.engines.torch.one_process import OneProcess
 from trainer.engines.torch.optimizer import checked_moments
 from trainer.engines.torch.reference import Reference
-from trainer.engines.torch.saved_state import below, read_state, with_random_states
+from trainer.engines.torch.saved_state import SavedState, below, read_state, with_random_states
+from trainer.optimizers import CustomOptimizer
 
 
 class TorchTrainEngine:
@@ -90,7 +91,16 @@ class TorchTrainEngine:
         }
         moments, progress = self._trained.saved_state()
         tensors |= {f"optimizer/{name}": moment for name, moment in moments.items()}
-        return with_random_states(tensors, progress)
+        tensors, state = with_random_states(tensors, progress)
+        if isinstance(chosen := self._config.optimizer, CustomOptimizer):
+            try:
+                self._moments(tensors, read_state(state))
+            except (AstraFlowError, ValueError) as error:
+                raise ConfigError(
+                    f"train.optimizer: a trainer could not resume with the state of {chosen.path}: "
+                    f"{error}"
+                ) from error
+        return tensors, state
 
     def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
         saved = read_state(state)
@@ -104,15 +114,20 @@ class TorchTrainEngine:
                 f"the saved state lacks {min(lacking)}, which is trained; was it saved without "
                 "train.adapter? Resume with the settings that it was saved with"
             )
-        moments = checked_moments(
+        self._trained.restore_state(self._moments(tensors, saved), saved)
+        rng_state.restore(below("rng/", tensors), saved.rng)
+
+    def _moments(
+        self, tensors: Mapping[str, HostTensor], saved: SavedState
+    ) -> dict[str, dict[str, Tensor]]:
+        """Return the optimizer's moments in a saved state; CorruptError for unusable ones."""
+        return checked_moments(
             below("optimizer/", tensors),
             saved.updates,
             self._trained.shapes,
             saved.moments,
             is_custom=self._config.optimizer.name == "custom",
         )
-        self._trained.restore_state(moments, saved)
-        rng_state.restore(below("rng/", tensors), saved.rng)
 
     def _own(
         self, tensors: Iterable[tuple[str, Tensor | HostTensor]]

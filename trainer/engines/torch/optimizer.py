@@ -5,6 +5,7 @@ optimizer/{parameter}/{moment}    one tensor: exp_avg and exp_avg_sq of AdamW, m
 """
 
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from storage.errors import ConfigError, CorruptError
 from storage.import_path import described
+from storage.records.numbers import INTEGER_BITS, QUANTITY_MAX
 from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
 from trainer.engines.torch.host_tensors import DTYPES, NAMES, to_host, to_torch
@@ -91,6 +93,13 @@ def _custom(
         raise ConfigError(
             f"train.optimizer.args: {chosen.path} refuses {chosen.args}: {described(error)}"
         ) from error
+    known = {id(parameter) for parameter in parameters}
+    for parameter in (each for group in made.param_groups for each in group["params"]):
+        if id(parameter) not in known:
+            raise ConfigError(
+                f"train.optimizer: {chosen.path} has a parameter of shape {list(parameter.shape)} "
+                "that is none of the model's; keep such a tensor in the state of a parameter"
+            )
     return made
 
 
@@ -140,26 +149,39 @@ def saved_state(
     """Return moments by `{parameter}/{moment}`, and what is not a tensor.
 
     `names` are the parameters' names by id; `copied` copies a moment to the host. ConfigError where
-    a custom optimizer has a state of another type.
+    a custom optimizer has a state of another type, or of what is no parameter.
     """
     tensors: dict[str, HostTensor] = {}
     updates: dict[str, int] = {}
     moments: dict[str, tuple[str, ...]] = {}
     numbers: dict[str, dict[str, float | int]] = {}
-    for parameter, state in (item for each in optimizers for item in each.state.items()):
-        name, own = names[id(parameter)], []
+    for optimizer, parameter, state in (
+        (each, *item) for each in optimizers for item in each.state.items()
+    ):
+        owner = f"train.optimizer: {type(optimizer).__name__}"
+        name, own = names.get(id(parameter)), []
+        if name is None:
+            raise ConfigError(
+                f"{owner} has a state of {_key(parameter)}, which is no parameter of the model; "
+                "keep it in the state of a parameter"
+            )
         for key, value in state.items():
             if key == STEP and _counts_steps(value):
                 updates[name] = int(value)
+            elif not isinstance(key, str):
+                raise ConfigError(
+                    f"{owner}: {key!r} in the state of {name} is a key that is no text, which no "
+                    "checkpoint can have"
+                )
             elif isinstance(value, Tensor) and _can_be_stored(value):
                 own.append(key)
                 tensors[f"{name}/{key}"] = copied(value)
-            elif isinstance(value, int | float) and math.isfinite(value):
+            elif _is_number(value):
                 is_flag = isinstance(value, bool)
                 numbers.setdefault(name, {})[key] = int(value) if is_flag else value
             else:
                 raise ConfigError(
-                    f"train.optimizer: {key} in the state of {name} is {_described(value)}; only "
+                    f"{owner}: {key} in the state of {name} is {_described(value)}; only "
                     f"finite numbers and dense tensors of {', '.join(DTYPES)} can be saved"
                 )
         if name not in updates or sorted(own) != sorted(MOMENTS):
@@ -167,8 +189,21 @@ def saved_state(
     return tensors, OptimizerProgress(updates=updates, moments=moments, numbers=numbers)
 
 
+def _is_number(value: object) -> bool:
+    """Return whether a checkpoint can have a number."""
+    if isinstance(value, int):
+        return value.bit_length() <= INTEGER_BITS
+    return isinstance(value, float) and math.isfinite(value)
+
+
 def _can_be_stored(tensor: Tensor) -> bool:
     return tensor.dtype in NAMES and tensor.layout == torch.strided
+
+
+def _key(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return reprlib.repr(value)
 
 
 def _described(value: object) -> str:
@@ -184,6 +219,7 @@ def _counts_steps(value: object) -> bool:
         and value.dim() == 0
         and value.dtype == torch.float32
         and float(value).is_integer()
+        and 0 <= float(value) <= QUANTITY_MAX
     )
 
 

@@ -21,6 +21,7 @@ from tests.support.models.trainer_cases import (
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.engines.torch.host_tensors import to_torch
+from trainer.engines.torch.one_process import OneProcess
 from trainer.losses import CustomLoss, PpoClip
 from trainer.losses.corrections import CustomCorrection
 from trainer.losses.loss import Prepared, TokenLoss
@@ -137,8 +138,12 @@ class Broken(Plain):
 
 
 class TakesAMetric(Plain):
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+        self.factor = 1.0
+
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
-        return Prepared({"loss": 1.0, "kl": 2.0})
+        return Prepared({self.metric: 1.0, "kl": 2.0})
 
 
 class Wrong(Plain):
@@ -261,11 +266,12 @@ def test_a_correction_that_works_in_place_trains_the_same_bits() -> None:
     assert all(np.array_equal(weights[name], other[name]) for name in weights)
 
 
-def test_a_constant_with_the_name_of_a_metric_is_refused() -> None:
+@pytest.mark.parametrize("name", ["loss", "lr", "step_s", "wait_s", "publish_s", "tokens_per_s"])
+def test_a_constant_with_the_name_of_a_metric_is_refused(name: str) -> None:
     with pytest.raises(
-        ConfigError, match="scalars by the name of other metrics: loss; rename them"
+        ConfigError, match=f"scalars by the name of other metrics: {name}; rename them"
     ):
-        stepped(custom("TakesAMetric"))
+        stepped(custom("TakesAMetric", metric=name))
 
 
 @pytest.mark.parametrize(
@@ -287,6 +293,52 @@ def test_a_fault_of_a_custom_loss_names_setting_and_class(fault: str, message: s
     cause = raised.value.__cause__  # its traceback shows the user's line
     assert isinstance(cause, TypeError | ValueError | KeyError)
     assert str(raised.value).endswith(f" of {HERE}:Wrong failed: {described(cause)}")
+
+
+class Backward(Plain):
+    """Fails in the backward pass: by an operation in place, or for want of memory."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
+        return Prepared()
+
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
+        values_N = -(logprobs_N - behaviour_N).exp() * advantages_N
+        if self.fault == "in place":
+            advantages_N.zero_()
+        if self.fault == "memory":
+            values_N.register_hook(out_of_memory)
+        return TokenLoss(values_N, torch.zeros_like(advantages_N, dtype=torch.bool))
+
+
+def out_of_memory(gradient: Tensor) -> None:
+    raise torch.OutOfMemoryError
+
+
+def test_an_error_of_a_custom_loss_in_the_backward_pass_names_setting_and_class() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=rf"^train\.loss\.path: the gradient of {HERE}:Backward failed: RuntimeError: .*inplace",
+    ):
+        stepped(custom("Backward", fault="in place"))
+
+
+def test_other_errors_of_a_backward_pass_with_a_custom_loss_are_raised_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        stepped(custom("Backward", fault="memory"))
+
+    def lost(model: OneProcess, loss: Tensor, *, last: bool) -> None:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(OneProcess, "backward", lost)
+    with pytest.raises(RuntimeError, match=r"^the device is lost$"):
+        stepped(custom("Plain"))
 
 
 def test_a_class_without_the_loss_interface_is_refused_before_it_is_built() -> None:

@@ -45,7 +45,7 @@ from tests.support.runs.lifetimes import (
 from tests.support.stores.resealed import resealed
 from trainer.adapters import Lora
 from trainer.config import TrainConfig
-from trainer.engines.engine import make_engine
+from trainer.engines.engine import SERVICE_METRICS, make_engine
 from trainer.service import batch_source, trainer
 from trainer.service.batch_source import LOST_INTERVAL_S
 from trainer.service.trainer import train
@@ -683,6 +683,16 @@ def test_weights_that_are_not_finite_are_not_published_and_earlier_versions_are_
         trained(memory_store, steps=3, config=overflowing)
     assert manifests.latest(memory_store, POLICY) == 1
     assert checkpoint_steps(memory_store) == []
+
+
+def test_the_metrics_of_a_version_are_those_of_the_step_the_service_and_the_publication(
+    run: ObjectStore,
+) -> None:
+    add_batches(run, 1)
+    trained(run, steps=1)
+    metrics = manifests.read_manifest(run, POLICY, 1).metrics
+    own = {name for name in metrics if not name.startswith("weights/")}
+    assert own == {"trainer/tokens", "trainer/loss", *SERVICE_METRICS}
 
 
 def test_a_trainer_merges_the_deltas_of_a_span(

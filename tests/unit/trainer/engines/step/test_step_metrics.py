@@ -60,6 +60,7 @@ EXPECTED = {
     "trainer/tokens": 3.0,
     "trainer/grad_norm": 2.0,
     "trainer/skipped": 1.0,
+    "trainer/lr": 0.25,
     "trainer/eps": 0.2,
     "trainer/sequences": 2.0,
     "trainer/reward/mean": 0.75,
@@ -75,7 +76,7 @@ EXPECTED = {
 
 
 def test_metrics_are_means_over_the_tokens_of_all_micro_batches_and_over_updates() -> None:
-    found = measured().by_name(BATCH)
+    found = measured().by_name(BATCH, 0.25)
     assert {name: found[name] for name in EXPECTED} == pytest.approx(EXPECTED)
     assert found["trainer/mismatch/tokens/eu"] == 1.0
     assert found["trainer/mismatch/ratio_max/eu"] == pytest.approx(2.0)
@@ -96,7 +97,7 @@ class TwoRanks:
 def test_sums_and_maxima_are_over_all_ranks_and_norms_are_not() -> None:
     metrics = measured()
     metrics.add_over_ranks(TwoRanks())
-    found = metrics.by_name(BATCH)
+    found = metrics.by_name(BATCH, 0.25)
     twice = ("trainer/tokens", "trainer/loss", "trainer/mismatch/tokens")
     expected = EXPECTED | {name: 2 * EXPECTED[name] for name in twice}
     expected["trainer/mismatch/ratio_max"] = 4.0**3
@@ -107,7 +108,7 @@ def test_sums_and_maxima_are_over_all_ranks_and_norms_are_not() -> None:
 def test_a_step_without_tokens_has_metrics_of_its_rows_alone() -> None:
     metrics = StepMetrics([])
     metrics.add_update(math.nan, {"bound": math.inf})
-    found = metrics.by_name(BATCH)
+    found = metrics.by_name(BATCH, 0.25)
     assert found["trainer/tokens"] == found["trainer/loss"] == found["trainer/grad_norm"] == 0.0
     assert found["trainer/sequences"] == 2.0
     assert found["trainer/skipped"] == 1.0

@@ -1,7 +1,9 @@
 """Settings of the engine `torch` that are not part of the contract of all engines."""
 
 import json
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -298,6 +300,7 @@ def keeping(kept: object, monkeypatch: pytest.MonkeyPatch) -> TorchTrainEngine:
         ("text", "is a str; only"),
         (torch.zeros(2, dtype=torch.complex64), "is a tensor of torch.complex64"),
         (torch.zeros(2, 2).to_sparse(), "and torch.sparse_coo; only finite .* dense tensors"),
+        (10**400, "is a int; only finite numbers"),
     ],
 )
 def test_a_state_that_could_not_be_read_again_is_not_saved(
@@ -305,8 +308,101 @@ def test_a_state_that_could_not_be_read_again_is_not_saved(
 ) -> None:
     engine = keeping(kept, monkeypatch)
     engine.step(BATCHES[0])
-    with pytest.raises(ConfigError, match=f"train.optimizer: kept in the state of .* {words}"):
+    with pytest.raises(ConfigError, match=f"train.optimizer: Keeping: kept in the .* {words}"):
         engine.save()
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"kept": torch.tensor([1.0, math.inf])}, r".*/kept has an element that is not finite"),
+        ({"kept": torch.tensor(math.nan)}, r".*/kept has an element that is not finite"),
+        ({"\ud800": 1}, "Error serializing to JSON: .*surrogates not allowed"),
+    ],
+)
+def test_a_state_that_a_resumed_trainer_would_refuse_is_not_saved(
+    state: dict[str, object], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = keeping(1, monkeypatch)
+    engine.step(BATCHES[0])
+    parameter_state(engine).update(state)
+    with pytest.raises(
+        ConfigError,
+        match=rf"^train\.optimizer: a trainer could not resume with the state of .*:Keeping: {words}",
+    ):
+        engine.save()
+
+
+@pytest.mark.parametrize("value", [3, torch.ones(2)])
+def test_a_key_of_a_state_that_is_no_text_is_named(
+    value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = keeping(1, monkeypatch)
+    engine.step(BATCHES[0])
+    parameter_state(engine)[0] = value
+    with pytest.raises(
+        ConfigError, match=r"^train\.optimizer: Keeping: 0 in the state of .* is a key that is no"
+    ):
+        engine.save()
+
+
+def test_a_step_that_is_no_counter_is_saved_as_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = keeping(1, monkeypatch)
+    engine.step(BATCHES[0])
+    parameter_state(engine)["step"] = torch.tensor(-3.0)
+    saved = through_files(*engine.save())
+    resumed = keeping(1, monkeypatch)
+    resumed.load(*saved)
+    assert float(parameter_state(resumed)["step"]) == -3.0
+
+
+def parameter_state(engine: TorchTrainEngine) -> dict[Any, Any]:
+    """Return what the optimizer keeps for the first parameter."""
+    (optimizer,) = engine._trained._optimizers
+    state: dict[Any, Any] = optimizer.state[optimizer.param_groups[0]["params"][0]]
+    return state
+
+
+class Labelled(Keeping):
+    """Keeps a state under a key of its own, beside the states of the parameters."""
+
+    key: object = "count"
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        super().step()
+        self.state[self.key] = {"steps": 1}  # type: ignore[index]
+
+
+class Extended(Keeping):
+    """Has a parameter of its own."""
+
+    def __init__(self, params: object, lr: float) -> None:
+        super().__init__(params, lr)
+        self.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2, 3))]})
+
+
+@pytest.mark.parametrize(
+    ("key", "words"), [("count", "'count'"), (torch.zeros(2, 3), r"a tensor of shape \[2, 3\]")]
+)
+def test_a_state_of_what_is_no_parameter_is_named(
+    key: object, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keeping, "kept", 1)
+    monkeypatch.setattr(Labelled, "key", key)
+    engine = started(optimizer={"name": "custom", "path": f"{__name__}:Labelled"})
+    engine.step(BATCHES[0])
+    with pytest.raises(
+        ConfigError, match=rf"^train\.optimizer: Labelled has a state of {words}, which is no param"
+    ):
+        engine.save()
+
+
+def test_an_optimizer_with_a_parameter_of_its_own_is_refused_before_a_step() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^train\.optimizer: .*:Extended has a parameter of shape \[2, 3\] that is none of",
+    ):
+        started(optimizer={"name": "custom", "path": f"{__name__}:Extended"})
 
 
 class Averaging(torch.optim.Optimizer):
