@@ -23,7 +23,7 @@ from storage.config_model import (
     Threads,
     Tokens,
 )
-from storage.store.addresses import holds_credentials
+from storage.store.addresses import check_local_path, holds_credentials
 
 DTYPES = ("float32", "bfloat16", "float16")
 """Compute dtypes of the engine `torch`."""
@@ -142,7 +142,12 @@ ServerArg: TypeAlias = Annotated[str, AfterValidator(_check_server_arg)]
 class SglangConfig(Frozen):
     """The SGLang servers of the engine `sglang`: its own, or running ones by URL."""
 
-    python: Annotated[str, AfterValidator(_check_no_null), OnlyWith("urls", ABSENT)] = ""
+    python: Annotated[
+        str,
+        AfterValidator(_check_no_null),
+        AfterValidator(check_local_path),
+        OnlyWith("urls", ABSENT),
+    ] = ""
     """Python interpreter of the environment in which sglang is installed; empty: the worker's.
     Where ASTRAFLOW_IMPORT_ALLOW is set on the worker, it must allow `sglang` for this setting and
     for `server_args`.

@@ -32,9 +32,14 @@ Headers = Iterable[tuple[bytes, bytes]]
 HOSTS = ("127.0.0.1", "localhost")
 OPEN = "/open"
 HEALTH = "/health"
-NOT_SERVED = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
-"""FastAPI's pages about a server's API. Prefect's takes seconds of CPU time for each request of its
-schema, without the auth string, and the others load scripts of other hosts.
+NOT_SERVED = frozenset(
+    prefix + path
+    for prefix in ("", "/api")
+    for path in ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc")
+)
+"""FastAPI's pages about a server's API, of Prefect's application and of the one below /api. Each
+request of a schema takes seconds of CPU time, for the first without the auth string, and the others
+load scripts of other hosts. Prefect's own pages and clients request none of them.
 """
 COOKIE_DAYS = 90
 _PORT = re.compile(r"[0-9]{1,5}")

@@ -18,8 +18,8 @@ VARIABLES = {
 }
 """Environment variable of an address → where its credentials belong."""
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
-"""An address in a text."""
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}:/(?:/\S+|[^\s/]*@\S*)")
+"""An address in a text, or one with a user that was taken for a path, which has one slash."""
 _SECRET = re.compile(
     r"passw|pwd|token|secret|credential|signature|api[_-]?key|access[_-]?key|bearer|jwt|^auth|^(key|sig|sas|pass|pw)$",
     re.IGNORECASE,
@@ -74,6 +74,16 @@ def without_credentials(url: str) -> str:
 def text_without_credentials(text: str) -> str:
     """Return a text with each address in it as it may be shown."""
     return _ADDRESS.sub(lambda address: without_credentials(address[0]), text)
+
+
+def check_local_path(path: str) -> str:
+    """Return the path, a setting; ValueError where it is an address with a credential."""
+    if holds_credentials(path):
+        raise ValueError(
+            "is an address with a user, a password or a token, and recipes are stored; write a "
+            "path of this machine"
+        )
+    return path
 
 
 def check_server_address(variable: str, url: str) -> None:

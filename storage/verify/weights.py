@@ -149,7 +149,7 @@ class WeightsAudit:
         Returns:
             The version; None where its data was retired, or cannot be read in any way.
         """
-        if manifests.is_retired(self._run, manifest):
+        if self._is_retired(manifest):
             base = manifest.step.base if manifest.step else manifest.base
             if base in self._unreadable:
                 self._unreadable.add(manifest.version)
@@ -187,9 +187,20 @@ class WeightsAudit:
             if not self._run.exists(layout.retired(manifest.policy, manifest.version)):
                 self._findings.add(Invariant.LINEAGE, folder, str(error))
         except UNREADABLE as error:
-            if not manifests.is_retired(self._run, manifest):  # it may be retired meanwhile
+            if not self._is_retired(manifest):  # it may be retired meanwhile
                 self._findings.add(Invariant.LINEAGE, folder, str(error))
         return None
+
+    def _is_retired(self, manifest: Manifest) -> bool:
+        """Whether data of the version was deleted on purpose, be it data that readers do without,
+        or data of the versions on its chain.
+        """
+        folder = layout.weights(manifest.policy, manifest.version)
+        if not self._run.exists(layout.retired(manifest.policy, manifest.version)):
+            return False
+        return manifests.is_retired(self._run, manifest) or not all(
+            self._run.exists(f"{folder}/{file.name}") for file in manifests.all_files(manifest)
+        )
 
     def _read_from_anchor(self, manifest: Manifest) -> LoadedWeights:
         """Read a version without the one before. NotFoundError where that was tried in vain."""

@@ -4,7 +4,7 @@ Every read is verified.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -219,18 +219,34 @@ def all_files(manifest: Manifest) -> tuple[FileInfo, ...]:
     return manifest.files + (manifest.step.files if manifest.step else ())
 
 
-def is_retired(run: ObjectStore, manifest: Manifest) -> bool:
-    """Return whether data of the version, or of one on its chain, was deleted on purpose.
+def read_from(manifest: Manifest, has: Callable[[str], bool]) -> int | None:
+    """Return the version that a reader of this one starts from, by the files that exist: this one,
+    by its own tensors, or the one before, by a delta. None where the files of both ways are lost.
 
-    False where an interrupted retirement left all of it.
+    Args:
+        has: whether the file of a key exists.
+    """
+
+    def has_all(files: Iterable[FileInfo]) -> bool:
+        return all(has(f"{_folder(manifest)}/{file.name}") for file in files)
+
+    if has_all(manifest.files):
+        return manifest.version if manifest.base is None else manifest.base
+    step = manifest.step
+    return step.base if step is not None and has_all(step.files) else None
+
+
+def is_retired(run: ObjectStore, manifest: Manifest) -> bool:
+    """Return whether the version cannot be read, because data of it, or of one on its chain, was
+    deleted on purpose.
+
+    False where an interrupted retirement left a way to read it.
     """
     while run.exists(layout.retired(manifest.policy, manifest.version)):
-        folder = _folder(manifest)
-        if not all(run.exists(f"{folder}/{file.name}") for file in all_files(manifest)):
-            return True
-        if manifest.base is None:
-            return False
-        manifest = read_manifest(run, manifest.policy, manifest.base)
+        start = read_from(manifest, run.exists)
+        if start is None or start == manifest.version:
+            return start is None
+        manifest = read_manifest(run, manifest.policy, start)
     return False
 
 
@@ -325,13 +341,12 @@ def with_bases(
     Args:
         chain: manifests of all versions, from 0 on. Their tensors are not used.
         keys: of all files of these versions.
-        retired: versions whose data was retired; no chain leads over them.
+        retired: versions that cannot be read any more; no chain leads over them.
     """
     damaged = {
         anchor.version
         for anchor in chain
-        if anchor.kind == "anchor"
-        and any(f"{_folder(anchor)}/{file.name}" not in keys for file in anchor.files)
+        if anchor.kind == "anchor" and read_from(anchor, keys.__contains__) != anchor.version
     }
     verified = set(damaged)
     while True:

@@ -9,8 +9,9 @@ nearest anchor.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
 from storage import layout
@@ -166,7 +167,7 @@ def _read_from_anchor(
     before, over DAMAGED_ANCHORS_MAX of them. A version 0 that is shared is read from its origin.
     """
     damaged: set[int] = set()
-    first_error: CorruptError | NotFoundError | None = None
+    first_error: Callable[[], CorruptError | NotFoundError] | None = None
     chain: list[Manifest] = []
     while True:
         try:
@@ -184,19 +185,20 @@ def _read_from_anchor(
                     f"no unbroken chain leads from an anchor to version {version} of {policy}"
                 )
         except CorruptError as error:
-            raise first_error or error from error
+            raise (first_error() if first_error else error) from error
         loaded = None
         if origin is not None:
             loaded = _read_origin(run, chain[0], origin, memory_bytes, runs_max)
         try:
             return update_path.apply_path(run, chain[-1], path, loaded, memory_bytes)
         except DamagedPathError as error:
-            first_error = first_error or _explained(run, chain, path, error)
+            # Made when it is raised: a retirement that goes on meanwhile deletes further files.
+            first_error = first_error or partial(_explained, run, chain, path, error)
             if error.delta.base is not None or chain[0].step is None:
-                raise first_error from error
+                raise first_error() from error
             damaged.add(error.delta.version)
             if len(damaged) > DAMAGED_ANCHORS_MAX:
-                raise first_error from error
+                raise first_error() from error
 
 
 def _explained(

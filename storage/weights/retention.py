@@ -85,7 +85,9 @@ class RetirementPlan:
     tags: tuple[Tag, ...] = ()
     """Tags that were taken into account."""
     returned: tuple[int, ...] = ()
-    """Kept versions that an interrupted gc recorded as retired, and all of whose data exists."""
+    """Kept versions that an interrupted gc recorded as retired, and that can still be read."""
+    lost: tuple[int, ...] = ()
+    """Versions that a person names and that cannot be kept: their data is deleted already."""
 
 
 def named(versions: Iterable[str], policies: Collection[str]) -> dict[str, set[int]]:
@@ -169,12 +171,12 @@ def plan(
         )
     tagged = tags.holding(run)
     recorded = set(layout.numbers(keys, partial(layout.retired, policy)))
-    gone = _without_data(chain, recorded, set(keys))
+    gone = _unreadable(chain, recorded, set(keys))
     wanted = _kept_versions(run, chain, retention, tagged, now_s)
-    wanted = {version: why for version, why in wanted.items() if version not in gone}
-    kept = manifests.with_bases(run, chain, wanted, set(keys), gone, verify=verify)
+    named = set((retention.versions or {}).get(policy, ()))
+    readable = {version: why for version, why in wanted.items() if version not in gone}
+    kept = manifests.with_bases(run, chain, readable, set(keys), gone, verify=verify)
     data = _data_keys(policy, keys)
-    deleted = recorded - data.keys()
     # A version without data, whose delta changes nothing, is recorded too: its base is retired.
     retired = {
         version: tuple(data.get(version, ()))
@@ -182,33 +184,25 @@ def plan(
         if version not in kept and (version in data or version not in recorded)
     }
     num_bytes = _num_bytes(run, [chain[version] for version in retired], retired)
-    reasons = {version: kept[version] for version in sorted(kept) if version not in deleted}
-    returned = tuple(
-        version
-        for version in sorted(kept)
-        if version in recorded and not manifests.is_retired(run, chain[version])
-    )
     return RetirementPlan(
         policy=policy,
-        kept=reasons,
+        kept={version: kept[version] for version in sorted(kept) if version not in gone},
         retired=retired,
         num_bytes=num_bytes,
         tags=tuple(tagged),
-        returned=returned,
+        returned=tuple(sorted((recorded & kept.keys()) - gone)),
+        lost=tuple(sorted(gone & named)),
     )
 
 
-def _without_data(
+def _unreadable(
     chain: Sequence[Manifest], recorded: Collection[int], keys: Collection[str]
 ) -> set[int]:
-    """Return the versions that are recorded as retired and that cannot be read any more: a file of
-    theirs, or of a version on their chain, is deleted. A gc that was interrupted leaves others.
-    """
+    """Return the versions for which `manifests.is_retired` is true, by the keys that exist."""
     gone: set[int] = set()
     for manifest in chain:
-        folder = layout.weights(manifest.policy, manifest.version)
-        lacks_file = any(f"{folder}/{file.name}" not in keys for file in manifest.files)
-        if manifest.version in recorded and (lacks_file or manifest.base in gone):
+        start = manifests.read_from(manifest, keys.__contains__)
+        if manifest.version in recorded and (start is None or start in gone):
             gone.add(manifest.version)
     return gone
 

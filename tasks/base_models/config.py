@@ -18,7 +18,7 @@ from storage.formats.model_config import MODEL_CONFIG
 from storage.import_path import PluginKind, construct, described, find_class
 from storage.records.types import Json
 from storage.records.weights import HostTensor
-from storage.store.addresses import holds_credentials
+from storage.store.addresses import check_local_path, holds_credentials
 from storage.store.object_store import ObjectStore
 from tasks.base_models.folders import Progress, folder_config, read_model_folder, snapshot
 from tasks.base_models.stored import RegisteredModel, RunModel
@@ -93,7 +93,7 @@ class TinyModel(Frozen):
 class FolderModel(Frozen):
     """`model: {path: models/mine}`."""
 
-    path: str
+    path: Annotated[str, AfterValidator(check_local_path)]
     """A folder that `AutoModelForCausalLM.from_pretrained` loads."""
 
     def files(self, store: ObjectStore, progress: Progress) -> ModelFiles:

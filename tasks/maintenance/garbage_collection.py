@@ -69,6 +69,15 @@ class Survey:
         return self.home, *self.mirrors
 
     @property
+    def lost(self) -> list[str]:
+        """Why versions that a person names are not kept."""
+        return [
+            f"{plan.policy}@{version} cannot be kept: an earlier gc deleted its data"
+            for plan in self.home.plans
+            for version in plan.lost
+        ]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes to delete in all stores."""
         return sum(surveyed.num_bytes for surveyed in self.stores)
@@ -224,6 +233,8 @@ def collect(
             continue
         for row in rows(surveyed):
             say(row.words(apply))
+        for reason in surveyed.lost:
+            log.warning("%s: %s", run_id, reason)
         for region, why in unreachable.items():
             log.warning("the mirror of %s in %s is left for the next time: %s", run_id, region, why)
             collected.unreachable[f"{run_id}, {region}"] = why

@@ -87,7 +87,7 @@ def parse_versions(words: Iterable[str], policies: Iterable[str]) -> dict[str, s
         policy, _, word = text.rpartition("@")
         if policy and policy not in known:
             raise ConfigError(
-                f"--version {text}: the run has no policy {policy!r}; it has {', '.join(known)}"
+                f"--version {text} names none of the run's policies, which are {', '.join(known)}"
             )
         if policy in named:
             raise ConfigError(f"--version {text}: a version of {policy or 'all'} is given twice")

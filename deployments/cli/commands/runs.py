@@ -281,6 +281,8 @@ def gc(
     settings = retention.Retention(last, every, versions, grace_hours * 3600)
     survey = garbage_collection.survey(stored, run, config, settings, verify=delete)
     show(tables.retention_table(survey), as_json=False)
+    for reason in survey.lost:
+        warn(reason)
     unreachable = garbage_collection.remove(survey) if delete else survey.unreachable
     for region, reason in unreachable.items():
         warn(f"the mirror in {region} is unchanged until the next gc: {reason}")

@@ -264,6 +264,11 @@ def test_gc_shows_its_plan_and_deletes_only_on_request(store: str) -> None:
     assert "'slover@2' names no version" in misspelt.stderr
     kept = _call(*wanted, "--keep", "solver@2", "--delete")
     assert kept.output.strip().endswith("of tiny-1 are deleted")
+    lost = _call(*wanted, "--keep", "solver@1", "--keep", "solver@2")
+    assert (lost.exit_code, lost.stderr) == (
+        0,
+        "solver@1 cannot be kept: an earlier gc deleted its data\n",
+    )
     assert [run.exists(layout.retired("solver", version)) for version in range(4)] == [
         False,
         True,

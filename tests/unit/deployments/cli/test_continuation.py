@@ -135,7 +135,10 @@ def test_a_missing_version_is_refused_before_anything_starts(store: ObjectStore)
     [
         (("two", "--steps", "+3"), "there is no run 'two'"),
         (("one", "--steps", "0"), "--steps"),
-        (("one", "--steps", "+3", "--version", "judge@2"), "the run has no policy 'judge'"),
+        (
+            ("one", "--steps", "+3", "--version", "judge@2"),
+            "judge@2 names none of the run's policies",
+        ),
         (("one", "--steps", "+3", "--version", "9"), "there is no version 9 of solver of run one"),
         (("one", "--steps", "+3", "--version", "best"), "'best' is no version of verifier"),
         (("one", "--steps", "+3", "--with-optimizer"), "has no checkpoint of solver at step 2"),

@@ -96,7 +96,11 @@ def test_the_health_check_needs_no_secret(mlflow: Guard) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/openapi.json", "/open%61pi.json", "/docs", "/docs/oauth2-redirect", "/redoc?x=1"]
+    "path",
+    [
+        *("/openapi.json", "/open%61pi.json", "/docs", "/docs/oauth2-redirect", "/redoc?x=1"),
+        *("/api/openapi.json", "/api/docs", "/api/docs/oauth2-redirect", "/api/redoc"),
+    ],
 )
 def test_the_schema_of_the_api_is_served_to_nobody(
     prefect: Guard, application: Application, path: str

@@ -9,8 +9,10 @@ import pytest
 from storage.errors import ConfigError
 from storage.store.addresses import (
     VARIABLES,
+    check_local_path,
     check_no_credentials,
     holds_credentials,
+    text_without_credentials,
     without_credentials,
 )
 
@@ -61,6 +63,22 @@ CLEAN = [
 def test_a_credential_in_an_address_is_not_shown(url: str, shown: str) -> None:
     assert holds_credentials(url)
     assert without_credentials(url) == shown
+
+
+@pytest.mark.parametrize("scheme", ["https", "s3"])
+def test_an_address_that_was_taken_for_a_path_is_shown_without_its_credential(scheme: str) -> None:
+    path = Path(f"{scheme}://me:s3cr3t@host/org/model")
+    text = f"{path} holds no config.json; name a folder"
+    assert text_without_credentials(text) == "host/org/model holds no config.json; name a folder"
+    text = "C:/data, file:/home/me@domain/store and run:/no.user hold nothing"
+    assert text_without_credentials(text) == text
+
+
+@pytest.mark.parametrize("url", ["https://me:s3cr3t@host/model", "s3://key:s3cr3t@bucket/model"])
+def test_a_setting_that_is_a_local_path_refuses_an_address_with_a_credential(url: str) -> None:
+    with pytest.raises(ValueError, match="is an address with a user, a password or a token"):
+        check_local_path(url)
+    assert check_local_path("/home/me@domain/model") == "/home/me@domain/model"
 
 
 @pytest.mark.parametrize("url", CLEAN)

@@ -433,7 +433,7 @@ def test_a_delta_without_changes_is_retired_with_its_update_path(
     more = replace(keep_last, last=4, versions={"solver": [2]})
     # 7 and 8 have no files, and 6, from which they are read, is deleted; 1 and 2 are read from 0.
     planned = retention.plan(memory_store, "solver", more, now_s)
-    assert (planned.returned, list(planned.kept)) == ((1, 2), [0, 10, 11])
+    assert (planned.returned, list(planned.kept)) == ((1, 2), [0, 1, 2, 10, 11])
     unchanged = manifests.read_manifest(memory_store, "solver", 8)
     assert manifests.is_retired(memory_store, unchanged)
     for version in (6, 7):
@@ -632,7 +632,8 @@ def test_an_interrupted_gc_is_finished_though_versions_that_lost_their_bases_are
     wanted = replace(TWO, versions={"solver": [2, 4, 7]})
     planned = retention.plan(run, "solver", wanted, 1e12)
     assert list(planned.kept) == [0, 1, 2, 4, 8, 9, 10, 11]
-    assert planned.returned == (1, 2)  # the delta of 4 is deleted, and its own tensors are not
+    assert planned.returned == (1, 2, 4)  # the delta of 4 is deleted, its own tensors are not
+    assert planned.lost == (7,)
     assert sorted(planned.retired) == [3, 6, 7]
     assert [
         manifests.is_retired(run, manifests.read_manifest(run, "solver", version))
@@ -644,6 +645,33 @@ def test_an_interrupted_gc_is_finished_though_versions_that_lost_their_bases_are
     assert [told_of(run, version) for version in planned.kept] == ["readable"] * 8
     with pytest.raises(ConfigError, match="the data of version 7 of solver was retired"):
         tags.create(run, "best", "solver", 7)
+
+
+@pytest.mark.parametrize(
+    ("lost", "settings", "kept"),
+    [
+        ("tensors", replace(TWO, versions={"solver": [4, 6]}), [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11]),
+        ("tensors", replace(TWO, every=3), [0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11]),
+        ("delta", replace(TWO, versions={"solver": [4, 6]}), [0, 4, 5, 6, 8, 9, 10, 11]),
+    ],
+)
+def test_an_anchor_that_an_interrupted_gc_left_one_way_to_read_is_kept(
+    memory_store: ObjectStore, lost: str, settings: Retention, kept: list[int]
+) -> None:
+    run = anchored(memory_store)
+    for version in retention.plan(run, "solver", TWO, 1e12).retired:
+        run.create(layout.retired("solver", version), b"{}")
+    manifest = manifests.read_manifest(run, "solver", 4)
+    assert manifest.step is not None
+    for file in manifest.files if lost == "tensors" else manifest.step.files:
+        run.delete(f"{layout.weights('solver', 4)}/{file.name}")
+    assert audited(run) == []
+    planned = retention.plan(run, "solver", settings, 1e12)
+    assert (list(planned.kept), planned.lost) == (kept, ())
+    retention.retire(run, planned)
+    assert [told_of(run, version) for version in kept] == ["readable"] * len(kept)
+    assert not any(run.exists(layout.retired("solver", version)) for version in kept)
+    tags.create(run, "best", "solver", 4)
 
 
 def test_a_delta_that_is_listed_as_an_anchor_loses_no_base(memory_store: ObjectStore) -> None:

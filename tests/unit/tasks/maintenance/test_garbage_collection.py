@@ -88,6 +88,18 @@ def test_a_dry_run_changes_nothing_and_its_plan_is_executed_at_home_then_in_the_
     )
 
 
+def test_a_named_version_whose_data_is_deleted_is_said(
+    store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_run(store, "one")
+    garbage_collection.collect(store, ["one"], WANTED, [], apply=True)
+    assert "cannot be kept" not in caplog.text
+    keep = ["solver@3", f"solver@{LAST}"]
+    collected = garbage_collection.collect(store, ["one"], WANTED, keep, apply=True)
+    assert collected.surveys[0].lost == ["solver@3 cannot be kept: an earlier gc deleted its data"]
+    assert "one: solver@3 cannot be kept: an earlier gc deleted its data" in caplog.text
+
+
 def test_the_reference_of_a_trainer_is_kept(store: ObjectStore) -> None:
     run, config = make_run(store, "one")
     policy = config.policies["solver"]

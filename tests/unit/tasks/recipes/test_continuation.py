@@ -288,7 +288,10 @@ def test_versions_are_given_for_all_policies_or_for_one() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["judge@4"], "--version judge@4: the run has no policy 'judge'; it has solver, verifier"),
+        (
+            ["judge@4"],
+            "--version judge@4 names none of the run's policies, which are solver, verifier",
+        ),
         (["4", "5"], "--version 5: a version of all is given twice"),
         (["solver@4", "solver@5"], "--version solver@5: a version of solver is given twice"),
     ],

@@ -1252,6 +1252,24 @@ def test_a_credential_in_the_name_of_a_data_set_is_refused_and_not_repeated(
     assert "hidden" not in message
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"policies.solver.model": {"path": "https://me:hidden@huggingface.co/x"}},
+        {
+            "rollout.engine.name": "sglang",
+            "rollout.engine.sglang.python": "https://me:hidden@huggingface.co/x",
+        },
+    ],
+)
+def test_a_credential_in_the_place_of_a_local_path_is_refused_and_not_repeated(
+    settings: dict[str, str | dict[str, str]],
+) -> None:
+    message = error_of(RECIPE, **settings)
+    assert "is an address with a user, a password or a token" in message
+    assert "hidden" not in message
+
+
 def test_the_same_window_for_training_and_evaluation_is_refused() -> None:
     prompts = {"window": {"files": ["/a/*.jsonl"]}}
     message = error_of(RECIPE, prompts=prompts, **{"evaluation.prompts": prompts})
