@@ -106,6 +106,13 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["5\\text{ boys and }7\\text{ girls}", "7\\text{ girls and }5\\text{ boys}", "\\text{5 boys and 7 girls}"],
         ["7\\text{ boys and }5\\text{ girls}", "12"],
     ),
+    # approximations after a named value
+    "\\frac{14}{3}": (
+        ["x=\\frac{14}{3}\\approx 4.67", "P(A)=\\frac{28}{6}=\\frac{14}{3}\\approx 4.667"],
+        ["x=\\frac{14}{5}\\approx 4.67", "x=\\frac{14}{3}=4.67", "x=4\\approx\\frac{14}{3}"],
+    ),
+    "\\frac{c}{\\sqrt2}": (["v=\\frac{c}{\\sqrt2}\\approx 0.707c"], ["v=\\frac{c}{2}\\approx\\frac{c}{\\sqrt2}"]),
+    "x=\\frac{14}{3}\\approx 4.67": (["\\frac{14}{3}", "\\frac{14}{3}\\approx 4.67"], ["4.67", "\\frac{14}{5}\\approx 4.67"]),
     "1": (["\\ln e"], ["e"]),
 }
 # fmt: on
