@@ -44,7 +44,7 @@ POLYNOMIAL: Final = re.compile(
     r"|[a-zA-Z\d+\-*/^(){}\[\].|!_' ])+"
 )
 UNKNOWN: Final = re.compile(
-    rf"(?P<unknown>{GREEK_LETTER}(?:_(?:\w|\{{\w{{1,8}}\}}))?"
+    rf"(?P<unknown>{CHANGE}|{GREEK_LETTER}(?:_(?:\w|\{{\w{{1,8}}\}}))?"
     r"|[A-Z]{2,4}|[a-df-hj-zA-Z](?:_(?:\w|\{\w{1,8}\}))?)|\\[a-zA-Z]+"
 )
 CAPITAL: Final = re.compile(r"[A-Z](?=[A-Z])")

@@ -113,6 +113,9 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     ),
     "\\frac{c}{\\sqrt2}": (["v=\\frac{c}{\\sqrt2}\\approx 0.707c"], ["v=\\frac{c}{2}\\approx\\frac{c}{\\sqrt2}"]),
     "x=\\frac{14}{3}\\approx 4.67": (["\\frac{14}{3}", "\\frac{14}{3}\\approx 4.67"], ["4.67", "\\frac{14}{5}\\approx 4.67"]),
+    # a change is one unknown
+    "6": (["\\Delta x=6", "\\Delta x^2=6", "\\Delta x\\Delta p=6"], ["2\\Delta x=6", "\\frac{\\Delta x}{2}=6", "\\Delta x+1=6", "3\\Delta t_1=6"]),
+    "\\frac{Q}{T}": (["\\Delta S=\\frac{Q}{T}"], ["2\\Delta S=\\frac{Q}{T}"]),
     "1": (["\\ln e"], ["e"]),
 }
 # fmt: on
