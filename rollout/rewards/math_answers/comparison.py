@@ -129,6 +129,9 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         return _equal_collections(answers, golds, algebra, depth - 1) if depth else False
     if any(each is not None and is_set(each.items[0]) and each.is_set for each in (golds, answers)):
         return False  # only one of them is a set of sets
+    result, gold_result = collection(sides(answer)[-1]), collection(sides(gold)[-1])
+    if result is not None and gold_result is not None and _order(result, gold_result) is None:
+        return False  # `S=(1,2)` is not `\\{1,2\\}`
     ratios = parts_of_ratio(answer), parts_of_ratio(gold)
     if len(ratios[0]) > 2 or len(ratios[1]) > 2:
         return _equal_ratios(*ratios, algebra, depth - 1) if depth else False

@@ -116,6 +116,16 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     # a change is one unknown
     "6": (["\\Delta x=6", "\\Delta x^2=6", "\\Delta x\\Delta p=6"], ["2\\Delta x=6", "\\frac{\\Delta x}{2}=6", "\\Delta x+1=6", "3\\Delta t_1=6"]),
     "\\frac{Q}{T}": (["\\Delta S=\\frac{Q}{T}"], ["2\\Delta S=\\frac{Q}{T}"]),
+    # brackets around a term: the floor
+    "\\left[\\frac n2\\right]+1": (["\\lfloor\\frac n2\\rfloor+1", "1+[n/2]"], ["\\frac n2+1", "\\frac{n+2}2", "[\\frac n2]+2"]),
+    "2[\\frac n2]": (["\\lfloor\\frac n2\\rfloor\\cdot 2"], ["n"]),
+    "n-\\left[\\frac{1+n}{2}\\right]": (["n-\\lfloor\\frac{n+1}{2}\\rfloor"], ["\\frac{n-1}{2}"]),
+    "2[x+1]": (["2x+2"], ["2x+1"]),
+    "\\sqrt[n]{x}+1": (["1+x^{1/n}"], ["\\sqrt{x}+1"]),
+    # brackets after a name
+    "\\{1,2,3\\}": (["S=\\{3,2,1\\}", "A\\cap B=\\{3,2,1\\}", "3, 2, 1"], ["S=(1,2,3)", "S=(3,2,1)", "A\\cap B=(1,2,3)", "\\text{S}=(1,2,3)"]),
+    "(1,2,3)": (["P=(1,2,3)", "x=1, y=2, z=3"], ["S=\\{1,2,3\\}", "P=(1,3,2)"]),
+    "S=\\{1,2,3\\}": (["3, 2, 1", "S=\\{1,3,2\\}"], ["(1,2,3)", "S=(1,2,3)"]),
     "1": (["\\ln e"], ["e"]),
 }
 # fmt: on
