@@ -126,6 +126,12 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "\\{1,2,3\\}": (["S=\\{3,2,1\\}", "A\\cap B=\\{3,2,1\\}", "3, 2, 1"], ["S=(1,2,3)", "S=(3,2,1)", "A\\cap B=(1,2,3)", "\\text{S}=(1,2,3)"]),
     "(1,2,3)": (["P=(1,2,3)", "x=1, y=2, z=3"], ["S=\\{1,2,3\\}", "P=(1,3,2)"]),
     "S=\\{1,2,3\\}": (["3, 2, 1", "S=\\{1,3,2\\}"], ["(1,2,3)", "S=(1,2,3)"]),
+    # a binomial coefficient in the braces of an argument
+    "2^{\\binom{n}{2}}": (["2^{n \\choose 2}", "2^{{n \\choose 2}}"], ["2{n \\choose 2}", "2^{n \\choose 3}"]),
+    "60": (["\\frac{10 \\choose 3}{2}", "\\frac{{10 \\choose 3}}2"], ["\\frac{10 \\choose 2}{2}"]),
+    "\\frac{\\binom{5}{2}}{\\binom{10}{2}}": (["\\frac{5\\choose 2}{10\\choose 2}"], ["\\frac{5\\choose 2}{10\\choose 3}"]),
+    "\\sqrt{\\binom{n}{2}}": (["\\sqrt{n\\choose 2}"], ["\\sqrt{n\\choose 3}"]),
+    "\\frac{1}{2}\\binom{n}{2}": (["\\frac{1}{2}{n\\choose 2}", "\\frac12{n\\choose 2}"], []),
     "1": (["\\ln e"], ["e"]),
 }
 # fmt: on
