@@ -64,6 +64,10 @@ DOMAIN: Final = re.compile(
     r"(?: ?\\in ?\\mathbb ?\{ ?(?P<set>[RZ]) ?\}|(?(all)|(?!)))\Z"
 )
 """A domain after an answer: `, k\\in\\mathbb{Z}`, `\\text{ for all }x`."""
+INDICES: Final = frozenset("jklmn")
+"""Letters of whole numbers, by custom."""
+REAL: Final = frozenset("xyt")
+PERIOD: Final = re.compile(r"\\(?:pi|circ)(?![a-zA-Z])")
 INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|ne)(?![a-zA-Z])")
 NAMED_SET: Final = "=\\{"
 CLOSED_AT_INFINITY: Final = re.compile(r"\[[-+]?\\infty|\\infty\]")
@@ -162,6 +166,7 @@ def _without_domain(answer: str, gold: str) -> str:
     """Remove `, k\\in\\mathbb{Z}` after an answer in k if the gold has no domain.
 
     After another answer k is a free variable, and whole numbers may make an inequality stricter.
+    With `k\\in\\mathbb{R}`, the family `\\frac\\pi4+k\\pi` would be all numbers.
     """
     domain = DOMAIN.search(answer)
     if domain is None or DOMAIN.search(gold) or MEMBER.search(gold):
@@ -169,7 +174,11 @@ def _without_domain(answer: str, gold: str) -> str:
     rest = answer[: domain.start()].strip()
     is_stricter = domain["set"] == "Z" and INEQUALITY.search(rest)
     is_free = domain["variable"] not in LETTER.findall(rest)
-    return answer if is_stricter or is_free else rest
+    is_family = (domain["variable"] not in REAL and PERIOD.search(rest)) or (
+        domain["variable"] in INDICES and not INEQUALITY.search(rest)
+    )
+    is_dense = domain["set"] == "R" and is_family
+    return answer if is_stricter or is_free or is_dense else rest
 
 
 def _as_tuple(rows: Sequence[Sequence[str]] | None, text: str, other: str) -> str:

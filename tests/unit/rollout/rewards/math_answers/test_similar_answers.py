@@ -132,6 +132,13 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "\\frac{\\binom{5}{2}}{\\binom{10}{2}}": (["\\frac{5\\choose 2}{10\\choose 2}"], ["\\frac{5\\choose 2}{10\\choose 3}"]),
     "\\sqrt{\\binom{n}{2}}": (["\\sqrt{n\\choose 2}"], ["\\sqrt{n\\choose 3}"]),
     "\\frac{1}{2}\\binom{n}{2}": (["\\frac{1}{2}{n\\choose 2}", "\\frac12{n\\choose 2}"], []),
+    # families with a real index
+    "\\frac\\pi4+n\\pi": (["\\frac\\pi4+n\\pi, n\\in\\mathbb{Z}"], ["\\frac\\pi4+n\\pi, n\\in\\mathbb{R}"]),
+    "x=\\frac{\\pi}{2}+2\\pi a": (["x=\\frac{\\pi}{2}+2\\pi a, a\\in\\mathbb{Z}"], ["x=\\frac{\\pi}{2}+2\\pi a, a\\in\\mathbb{R}"]),
+    "2k+1": (["2k+1, k\\in\\mathbb{Z}"], ["2k+1, k\\in\\mathbb{R}"]),
+    "f(x)=\\sin(\\pi x)": (["f(x)=\\sin(\\pi x), x\\in\\mathbb{R}"], []),
+    "0<n<4": (["0<n<4, n\\in\\mathbb{R}"], ["0<n<4, n\\in\\mathbb{Z}"]),
+    "f(x)=ax": (["f(x)=ax, a\\in\\mathbb{R}"], []),
     "1": (["\\ln e"], ["e"]),
 }
 # fmt: on
