@@ -139,6 +139,12 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "f(x)=\\sin(\\pi x)": (["f(x)=\\sin(\\pi x), x\\in\\mathbb{R}"], []),
     "0<n<4": (["0<n<4, n\\in\\mathbb{R}"], ["0<n<4, n\\in\\mathbb{Z}"]),
     "f(x)=ax": (["f(x)=ax, a\\in\\mathbb{R}"], []),
+    # times, as a unit
+    "3": (
+        ["3\\text{ times}", "3\\text{ times a week}", "3\\text{ times per day}", "3 times"],
+        ["3\\text{ times }4", "3\\text{ times }x", "3\\text{ times more}", "3\\text{ times as many}", "3\\text{ times per dozen}", "2\\text{ times}"],
+    ),
+    "3\\text{ times a week}": (["3", "3\\text{ times per week}"], ["3\\text{ times a day}"]),
     "1": (["\\ln e"], ["e"]),
 }
 # fmt: on
