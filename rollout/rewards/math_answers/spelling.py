@@ -147,8 +147,10 @@ ODD_ROOT: Final = re.compile(r"\\sqrt ?\[ ?([3579]) ?\] ?\{ ?- ?(\d{1,100}) ?\}"
 """A real root of a negative number, which an algebra system takes for a complex one."""
 MIXED: Final = re.compile(r"(?<=\d)(?<![_^]\d)\{(\\frac\{\d{1,30}\}\{\d{1,30}\})\}")
 """The fraction of `1{\\frac34}`."""
-LIMIT_INDEX: Final = re.compile(r"_ ?(?:\{ ?)?\\(max|min)(?![a-zA-Z])(?: ?\})?")
-"""The index of `x_{\\max}`, which is `x_{max}`."""
+NAMED_INDEX: Final = re.compile(
+    r"_ ?(?P<brace>\{ ?)?\\(?P<name>max|min|odot|oplus|Delta)(?![a-zA-Z])(?(brace) ?\})"
+)
+"""The index of `x_{\\max}` and `M_\\odot`, which are `x_{max}` and `M_{odot}`."""
 PREAMBLE: Final = re.compile(
     r"\A(?:\\text ?\{ ?(?:the )?(?:final )?answer(?: is ?:?| ?:) ?\}"
     r"|(?:the )?(?:final )?answer(?: is(?: ?: ?| |(?=\\))| ?: ?))",
@@ -269,7 +271,7 @@ def _respelled(text: str) -> str:
     """Replace rare spellings of roots, mixed numbers, indices, currencies and units."""
     text = CURRENCY.sub("", PREAMBLE.sub("", text))
     text = INDEXED_ROOT.sub(r"\\sqrt[\1]{\2}", MIXED.sub(r"\1", text))
-    text = LIMIT_INDEX.sub(r"_{\1}", ODD_ROOT.sub(r"{-\\sqrt[\1]{\2}}", text))
+    text = NAMED_INDEX.sub(r"_{\g<name>}", ODD_ROOT.sub(r"{-\\sqrt[\1]{\2}}", text))
     text = BLACKBOARD.sub(r"\\mathbb{\1}", PERCENT_AS_TEXT.sub("%", text))
     text = TEXT_INDEX.sub(lambda match: f"_{{{match[1] or match[2]}}}", text)
     text = SET_MINUS.sub(r"\1\\setminus", ANGSTROM.sub(r"\\AA ", text))

@@ -145,6 +145,14 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["3\\text{ times }4", "3\\text{ times }x", "3\\text{ times more}", "3\\text{ times as many}", "3\\text{ times per dozen}", "2\\text{ times}"],
     ),
     "3\\text{ times a week}": (["3", "3\\text{ times per week}"], ["3\\text{ times a day}"]),
+    # indices that are commands
+    "\\frac{dM}{dt}=\\frac{10^{5} L_{\\odot}}{0.007 c^{2} M_{\\odot}^{6}} M^{6}": (
+        ["\\frac{dM}{dt}=\\frac{10^5L_\\odot}{0.007c^2}(\\frac{M}{M_\\odot})^6"],
+        ["\\frac{dM}{dt}=\\frac{10^5L_\\odot}{0.007c^2}(\\frac{M}{M_\\odot})^5", "\\frac{dM}{dt}=\\frac{10^5M_\\odot}{0.007c^2}(\\frac{M}{M_\\odot})^6"],
+    ),
+    "-\\tau\\ln\\Delta": (["t_\\Delta=-\\tau\\ln\\Delta"], ["t_\\Delta=\\tau\\ln\\Delta"]),
+    "2M_\\odot": (["M_{\\odot}\\cdot 2"], ["2M", "2M_\\oplus", "2L_\\odot", "2"]),
+    "\\frac{2}{x_{max}}": (["2\\frac{1}{x_\\max}"], ["\\frac{2}{x_\\min}"]),
     "1": (["\\ln e"], ["e"]),
 }
 # fmt: on
