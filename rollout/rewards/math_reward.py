@@ -1,7 +1,7 @@
 """The built-in reward for mathematical answers.
 
-    last \\boxed{…} ─┬─ lists, numbers, equal spellings ──▶ compared here, exactly, in microseconds
-                    └─ everything else                 ──▶ math-verify, in a child process
+    last \\boxed{…} ─┬─ short lists, numbers, equal spellings ──▶ compared here, exactly
+                    └─ everything else                       ──▶ with math-verify, in a child
 
 An unreadable answer has the reward 0. Without a verdict, because a comparison took too long or its
 process died, the reward raises and the episode fails.
@@ -13,7 +13,7 @@ from typing import Final
 from rollout.agents.episode_time import stopped_time
 from rollout.rewards.box import last_box
 from rollout.rewards.judge_pool import JudgePool
-from rollout.rewards.math_answers.comparison import CHARS_MAX, equal
+from rollout.rewards.math_answers.comparison import CHARS_MAX, equal, is_quick
 from rollout.rewards.reward import Judgement
 from storage.coordination.system_threads import in_system_thread
 from storage.errors import ConfigError
@@ -40,7 +40,8 @@ class MathReward:
         )
         if boxed is None or not boxed.strip() or len(boxed) > CHARS_MAX:
             return Judgement(0.0)
-        verdict = equal(boxed, reference)
+        is_inline = is_quick(boxed) and is_quick(reference)
+        verdict = equal(boxed, reference) if is_inline else None
         if verdict is None:
             async with stopped_time():
                 verdict = await self._judges.equal(boxed, reference)

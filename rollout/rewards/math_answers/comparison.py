@@ -24,6 +24,7 @@ from rollout.rewards.math_answers.scalars import Algebra, conjunction, equal_sca
 from rollout.rewards.math_answers.spelling import GREEK_LETTER, tidy, without_spaces
 from rollout.rewards.math_answers.structure import (
     ITEMS_MAX,
+    SIDES_MAX,
     Collection,
     assignments,
     collection,
@@ -47,7 +48,14 @@ DEPTH_MAX: Final = 5
 """Maximum depth of collections within collections."""
 NESTING_MAX: Final = 20
 """Maximum depth of groups in an answer; parsers take exponential time for hundreds of levels."""
+QUICK_CHARS_MAX: Final = 200
+QUICK_PARTS_MAX: Final = 8
+"""Limits of the texts that `is_quick` names."""
 
+SEPARATOR: Final = re.compile(
+    r"[,;:=&、≈∪，；：＝＆]|\\\\|\\(?:cup|approx|equiv|simeq|colon|pm|lor|vee)(?![a-zA-Z])|and|or"
+)
+"""A sign between two parts of a list, chain, union, ratio or matrix, in any spelling."""
 MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
 TO: Final = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
 DOMAIN: Final = re.compile(
@@ -56,6 +64,10 @@ DOMAIN: Final = re.compile(
     r"(?: ?\\in ?\\mathbb ?\{ ?(?P<set>[RZ]) ?\}|(?(all)|(?!)))\Z"
 )
 """A domain after an answer: `, k\\in\\mathbb{Z}`, `\\text{ for all }x`."""
+INDICES: Final = frozenset("jklmn")
+"""Letters of whole numbers, by custom."""
+REAL: Final = frozenset("xyt")
+PERIOD: Final = re.compile(r"\\(?:pi|circ)(?![a-zA-Z])")
 INEQUALITY: Final = re.compile(r"[<>]|\\(?:le|ge|ne)(?![a-zA-Z])")
 NAMED_SET: Final = "=\\{"
 CLOSED_AT_INFINITY: Final = re.compile(r"\[[-+]?\\infty|\\infty\]")
@@ -74,6 +86,14 @@ def equal(answer: str, reference: str, algebra: Algebra = lambda *_: None) -> bo
     if nesting(tidied) > NESTING_MAX:
         return tidied == gold
     return _equal(tidied, gold, algebra, DEPTH_MAX)
+
+
+def is_quick(text: str) -> bool:
+    """Return whether `equal` without algebra takes milliseconds for this text and one like it.
+
+    Each part of one text may be compared with each part of the other.
+    """
+    return len(text) <= QUICK_CHARS_MAX and len(SEPARATOR.findall(text)) < QUICK_PARTS_MAX
 
 
 @lru_cache(maxsize=4096)
@@ -113,6 +133,9 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         return _equal_collections(answers, golds, algebra, depth - 1) if depth else False
     if any(each is not None and is_set(each.items[0]) and each.is_set for each in (golds, answers)):
         return False  # only one of them is a set of sets
+    result, gold_result = collection(sides(answer)[-1]), collection(sides(gold)[-1])
+    if result is not None and gold_result is not None and _order(result, gold_result) is None:
+        return False  # `S=(1,2)` is not `\\{1,2\\}`
     ratios = parts_of_ratio(answer), parts_of_ratio(gold)
     if len(ratios[0]) > 2 or len(ratios[1]) > 2:
         return _equal_ratios(*ratios, algebra, depth - 1) if depth else False
@@ -131,7 +154,9 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         return True
     if golds is None and is_relation_of_several(gold):
         chains = sides(answer), sides(gold)
-        return _equal_unordered(*chains, algebra, depth - 1) if depth else False
+        if not depth or len(chains[1]) > SIDES_MAX:
+            return False
+        return _equal_unordered(*chains, algebra, depth - 1)
     if NAMED_SET not in answer + gold:
         answer, gold = without_brackets(answer), without_brackets(gold)
     return equal_scalars(answer, gold, algebra)
@@ -141,6 +166,7 @@ def _without_domain(answer: str, gold: str) -> str:
     """Remove `, k\\in\\mathbb{Z}` after an answer in k if the gold has no domain.
 
     After another answer k is a free variable, and whole numbers may make an inequality stricter.
+    With `k\\in\\mathbb{R}`, the family `\\frac\\pi4+k\\pi` would be all numbers.
     """
     domain = DOMAIN.search(answer)
     if domain is None or DOMAIN.search(gold) or MEMBER.search(gold):
@@ -148,7 +174,11 @@ def _without_domain(answer: str, gold: str) -> str:
     rest = answer[: domain.start()].strip()
     is_stricter = domain["set"] == "Z" and INEQUALITY.search(rest)
     is_free = domain["variable"] not in LETTER.findall(rest)
-    return answer if is_stricter or is_free else rest
+    is_family = (domain["variable"] not in REAL and PERIOD.search(rest)) or (
+        domain["variable"] in INDICES and not INEQUALITY.search(rest)
+    )
+    is_dense = domain["set"] == "R" and is_family
+    return answer if is_stricter or is_free or is_dense else rest
 
 
 def _as_tuple(rows: Sequence[Sequence[str]] | None, text: str, other: str) -> str:
@@ -298,7 +328,7 @@ def _equal_unordered(
     answers: Sequence[str], golds: Sequence[str], algebra: Algebra, depth: int
 ) -> bool | None:
     """Return whether the items can be paired so that the items of each pair are equal."""
-    if len(answers) != len(golds):
+    if len(answers) != len(golds) or len(golds) > ITEMS_MAX:
         return False
 
     @cache

@@ -44,7 +44,7 @@ POLYNOMIAL: Final = re.compile(
     r"|[a-zA-Z\d+\-*/^(){}\[\].|!_' ])+"
 )
 UNKNOWN: Final = re.compile(
-    rf"(?P<unknown>{GREEK_LETTER}(?:_(?:\w|\{{\w{{1,8}}\}}))?"
+    rf"(?P<unknown>{CHANGE}|{GREEK_LETTER}(?:_(?:\w|\{{\w{{1,8}}\}}))?"
     r"|[A-Z]{2,4}|[a-df-hj-zA-Z](?:_(?:\w|\{\w{1,8}\}))?)|\\[a-zA-Z]+"
 )
 CAPITAL: Final = re.compile(r"[A-Z](?=[A-Z])")
@@ -54,6 +54,8 @@ FUNCTION_OF_UNKNOWN: Final = re.compile(r"[a-zA-Z] ?\([a-zA-Z]\)")
 WORD: Final = re.compile(r"[a-zA-Z]{2,}")
 GREEK: Final = re.compile(GREEK_LETTER)
 ABOUT: Final = "\\approx"
+SIGN: Final = re.compile(r"\A ?(?:=|\\(?:approx|equiv|simeq)(?![a-zA-Z])) ?")
+"""The first sign after a side."""
 
 
 def is_left_to_compute(text: str) -> bool:
@@ -135,10 +137,13 @@ def is_relation_of_several(text: str) -> bool:
 
 
 def named(text: str) -> tuple[str, str]:
-    """Split `x = 5` and `5 = x` into (`x`, `5`); a text without a name gives ("", text)."""
+    """Split `x = 5` and `5 = x` into (`x`, `5`); a text without a name gives ("", text).
+
+    The value may be a chain: `2+3 = 5`, `\\sqrt2 \\approx 1.41`.
+    """
     first, *rest = sides(text)
     if rest and NAME.fullmatch(first):
-        return first, "=".join(rest)
+        return first, SIGN.sub("", text.strip()[len(first) :], count=1)
     if len(rest) == 1 and NAME.fullmatch(rest[0]) and number_of(first) is not None:
         return rest[0], first
     return "", text

@@ -115,6 +115,12 @@ WHOLE: Final = re.compile(
     r"(?=[^][(),;&=]{0,99}?(?<![a-zA-Z\\])[a-zA-Z])(?P<inside>[^][(),;&=]{1,100}?)(?:\]|\\\})\Z"
 )
 """A last side with a letter, in brackets that no term has: `[x]`, `\\{x\\}`; not `[2(x+1)]`."""
+TERM_IN_BRACKETS: Final = re.compile(
+    r"(?<!\\)(?P<before>(?:[-+*/=({})\d]|\A|\\(?:cdot|times)(?![a-zA-Z])) ?)\[(?![A-Z]+\]|\\begin)"
+    r"(?P<inside>-?(?=[^][]{0,60}?(?<![a-zA-Z\\])[a-zA-Z])"
+    r"(?:[^][(),;&={}+-]|\{(?:[^][,;&={}]|\{[^][,;&={}]{0,30}\}){0,60}\}){1,60})\](?! ?[_^])"
+)
+"""A single term with a letter in needless square brackets: `2[\\frac n2]`, `[x]+1`."""
 FLOOR: Final = r"\g<before>\\lfloor \g<inside>\\rfloor "
 WORD_BETWEEN: Final = re.compile(
     r"[\d)}] ?\\text ?\{[^{}]*[a-zA-Z]{2}[^{}]*\} ?(?:[-+]? ?[\d.(]|\\(?:frac|sqrt|pi)(?![a-zA-Z]))"
@@ -246,17 +252,17 @@ def unknowns_as_symbols(text: str) -> str:
 
 
 def brackets_as_floors(answer: str, gold: str) -> tuple[str, str] | None:
-    """Replace `[x]` by `\\lfloor x\\rfloor` where only one of two texts has such a last side.
+    """Replace `[x]` in a term by its floor, and a last side `[x+1]` if only one text has one.
 
-    None where one has `\\{x\\}` and the other has not. Other pairs are returned unchanged.
+    None where only one text has a last side `\\{x\\}`.
     """
     matches = WHOLE.search(answer), WHOLE.search(gold)
     brackets = [match["bracket"] if match else "" for match in matches]
-    if brackets[0] == brackets[1]:
-        return answer, gold
-    if "\\{" in brackets:
-        return None
-    return WHOLE.sub(FLOOR, answer), WHOLE.sub(FLOOR, gold)
+    if brackets[0] != brackets[1]:
+        if "\\{" in brackets:
+            return None
+        answer, gold = WHOLE.sub(FLOOR, answer), WHOLE.sub(FLOOR, gold)
+    return TERM_IN_BRACKETS.sub(FLOOR, answer), TERM_IN_BRACKETS.sub(FLOOR, gold)
 
 
 def in_one_notation(first: str, second: str) -> tuple[str, str]:

@@ -98,6 +98,8 @@ def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
         return False  # `2020-01-05` is a date, and not 2014
     answer_name, answer_value = named(answer)
     gold_name, gold_value = named(gold)
+    if gold_name:
+        gold_value = gold_value.partition(ABOUT)[0].strip() or gold_value
     number = number_of(gold_value)
     if number is not None:
         if not gold_name and is_equation_to_solve(answer, gold_value):

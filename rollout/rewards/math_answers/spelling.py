@@ -147,8 +147,10 @@ ODD_ROOT: Final = re.compile(r"\\sqrt ?\[ ?([3579]) ?\] ?\{ ?- ?(\d{1,100}) ?\}"
 """A real root of a negative number, which an algebra system takes for a complex one."""
 MIXED: Final = re.compile(r"(?<=\d)(?<![_^]\d)\{(\\frac\{\d{1,30}\}\{\d{1,30}\})\}")
 """The fraction of `1{\\frac34}`."""
-LIMIT_INDEX: Final = re.compile(r"_ ?(?:\{ ?)?\\(max|min)(?![a-zA-Z])(?: ?\})?")
-"""The index of `x_{\\max}`, which is `x_{max}`."""
+NAMED_INDEX: Final = re.compile(
+    r"_ ?(?P<brace>\{ ?)?\\(?P<name>max|min|odot|oplus|Delta)(?![a-zA-Z])(?(brace) ?\})"
+)
+"""The index of `x_{\\max}` and `M_\\odot`, which are `x_{max}` and `M_{odot}`."""
 PREAMBLE: Final = re.compile(
     r"\A(?:\\text ?\{ ?(?:the )?(?:final )?answer(?: is ?:?| ?:) ?\}"
     r"|(?:the )?(?:final )?answer(?: is(?: ?: ?| |(?=\\))| ?: ?))",
@@ -215,6 +217,12 @@ CHOOSE: Final = re.compile(
     r"(?P<k>(?:[^{}]|\{[^{}]{0,30}\}){1,60})\}"
 )
 """`{n \\choose k}`, which is `\\binom{n}{k}`."""
+BEFORE_ARGUMENT: Final = re.compile(
+    r"(?:[_^]|\\(?:[dtc]?frac(?:\s{0,8}(?:\{(?:[^{}]|\{[^{}]{0,30}\}){1,60}\}|\w))?"
+    r"|sqrt(?:\s?\[\w{1,3}\])?))\s{0,8}\Z"
+)
+"""The text before the braces of an argument, which stay: `2^{n \\choose 2}`."""
+BEFORE_ARGUMENT_CHARS_MAX: Final = 100
 ONE_TOKEN: Final = re.compile(
     r"\\(bar|vec|hat|tilde|over(?:line|rightarrow)|wide(?:hat|tilde)|boldsymbol|bm"
     rf"|math(?:bf|bb|cal|rm|it|sf))(?:\s{{1,8}}([a-zA-Z])|\s{{0,8}}({GREEK_LETTER}))"
@@ -240,7 +248,7 @@ def tidy(text: str) -> str:
     )
     text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, text))
     text = ONE_TOKEN.sub(lambda match: f"\\{match[1]}{{{match[2] or match[3]}}}", text)
-    text = CHOOSE.sub(r"\\binom{\g<n>}{\g<k>}", text)
+    text = CHOOSE.sub(_choice, text)
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))
@@ -263,7 +271,7 @@ def _respelled(text: str) -> str:
     """Replace rare spellings of roots, mixed numbers, indices, currencies and units."""
     text = CURRENCY.sub("", PREAMBLE.sub("", text))
     text = INDEXED_ROOT.sub(r"\\sqrt[\1]{\2}", MIXED.sub(r"\1", text))
-    text = LIMIT_INDEX.sub(r"_{\1}", ODD_ROOT.sub(r"{-\\sqrt[\1]{\2}}", text))
+    text = NAMED_INDEX.sub(r"_{\g<name>}", ODD_ROOT.sub(r"{-\\sqrt[\1]{\2}}", text))
     text = BLACKBOARD.sub(r"\\mathbb{\1}", PERCENT_AS_TEXT.sub("%", text))
     text = TEXT_INDEX.sub(lambda match: f"_{{{match[1] or match[2]}}}", text)
     text = SET_MINUS.sub(r"\1\\setminus", ANGSTROM.sub(r"\\AA ", text))
@@ -295,6 +303,12 @@ def _between_digits(match: re.Match[str]) -> str:
 def _typeset(match: re.Match[str]) -> str:
     kind = match.lastgroup or ""
     return f"\\{match['name']} " if kind == "name" else TYPESET[kind]
+
+
+def _choice(match: re.Match[str]) -> str:
+    binomial = f"\\binom{{{match['n']}}}{{{match['k']}}}"
+    before = match.string[max(0, match.start() - BEFORE_ARGUMENT_CHARS_MAX) : match.start()]
+    return f"{{{binomial}}}" if BEFORE_ARGUMENT.search(before) else binomial
 
 
 def _root(match: re.Match[str]) -> str:

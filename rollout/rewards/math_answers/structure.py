@@ -12,6 +12,8 @@ from typing import Final
 
 ITEMS_MAX: Final = 50
 """A list with more items is not split."""
+SIDES_MAX: Final = 8
+"""A relation of more quantities equals only the same spelling: each side may equal each other."""
 BRACKETS_MAX: Final = 4
 """Maximum pairs of brackets around the whole text that are removed."""
 

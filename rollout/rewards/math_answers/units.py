@@ -180,6 +180,8 @@ def _factor(words: Sequence[str]) -> Fraction | None:
     factor = Fraction(1)
     while names and names[0].lower() in SCALES:
         factor *= SCALES[names.pop(0).lower()]
+    if names == ["times"] or names[:2] == ["times", "per"]:
+        names = names[1:]  # `3 times 4` has a value of its own
     if any(name.lower() in SCALES or name.lower() in NO_UNITS for name in names):
         return None
     nouns = [name for name in names if name.lower() not in NEUTRAL and not _is_known(name)]

@@ -109,6 +109,30 @@ async def test_a_long_answer_is_searched_outside_the_event_loop(
     assert threads == [True, False]
 
 
+SIDES = [f"{chr(97 + index % 26)}_{index // 26}" for index in range(160)]
+MANY_PARTS = {
+    "chain": ("=".join(SIDES), "=".join(reversed(SIDES))),
+    "list of chains": (
+        ",".join(f"x=y={index}z" for index in range(30)),
+        ",".join(f"{index}z=x=y" for index in range(30)),
+    ),
+    "list": (",".join(f"{side}+1" for side in SIDES[:50]), ",".join(SIDES[:50])),
+}
+
+
+@pytest.mark.parametrize("kind", MANY_PARTS)
+async def test_texts_of_many_parts_are_compared_outside_the_event_loop(
+    reward: MathReward, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    gold, answer = MANY_PARTS[kind]
+    async with asyncio.timeout(600.0) as timeout:
+        with monkeypatch.context() as patched:
+            patched.setattr(reward, "_judges", Queue(timeout))
+            start_s = time.process_time()
+            assert await reward.score(f"\\boxed{{{answer}}}", prompt(gold)) == Judgement(1.0)
+    assert time.process_time() - start_s < 0.2  # about 1 ms; the comparison takes 0.7 s
+
+
 async def test_a_repetition_of_100_kb_is_judged_in_less_than_a_second_of_cpu(
     reward: MathReward,
 ) -> None:

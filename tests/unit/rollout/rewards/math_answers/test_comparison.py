@@ -26,6 +26,7 @@ from rollout.rewards.math_answers.comparison import CHARS_MAX, NESTING_MAX, equa
 from rollout.rewards.math_answers.spelling import tidy
 from rollout.rewards.math_answers.structure import (
     ITEMS_MAX,
+    SIDES_MAX,
     Collection,
     assignments,
     collection,
@@ -184,6 +185,19 @@ def test_an_answer_of_nested_groups_is_compared_by_spelling_only() -> None:
     assert equal(deep, "1+x") is None
     assert equal("{" + deep + "+}", "1+x") is False
     assert equal("{" + deep + "+}", "{" + deep + "+}") is True
+
+
+def test_a_relation_of_many_sides_is_compared_by_spelling_only() -> None:
+    chain, longer = ("=".join("abcdfghjk"[:count]) for count in (SIDES_MAX, SIDES_MAX + 1))
+    assert equal(chain[::-1], chain) is True
+    assert equal(longer, longer) is True
+    assert equal(longer[::-1], longer) is False
+
+
+def test_the_parts_of_a_long_union_are_not_paired() -> None:
+    parts = [f"a_{{{index}}}" for index in range(ITEMS_MAX + 1)]
+    assert equal("\\cup ".join(reversed(parts[1:])), "\\cup ".join(parts[1:])) is True
+    assert equal("\\cup ".join(reversed(parts)), "\\cup ".join(parts)) is None
 
 
 def test_a_longer_answer_is_compared_by_spelling_only() -> None:

@@ -106,6 +106,53 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["5\\text{ boys and }7\\text{ girls}", "7\\text{ girls and }5\\text{ boys}", "\\text{5 boys and 7 girls}"],
         ["7\\text{ boys and }5\\text{ girls}", "12"],
     ),
+    # approximations after a named value
+    "\\frac{14}{3}": (
+        ["x=\\frac{14}{3}\\approx 4.67", "P(A)=\\frac{28}{6}=\\frac{14}{3}\\approx 4.667"],
+        ["x=\\frac{14}{5}\\approx 4.67", "x=\\frac{14}{3}=4.67", "x=4\\approx\\frac{14}{3}"],
+    ),
+    "\\frac{c}{\\sqrt2}": (["v=\\frac{c}{\\sqrt2}\\approx 0.707c"], ["v=\\frac{c}{2}\\approx\\frac{c}{\\sqrt2}"]),
+    "x=\\frac{14}{3}\\approx 4.67": (["\\frac{14}{3}", "\\frac{14}{3}\\approx 4.67"], ["4.67", "\\frac{14}{5}\\approx 4.67"]),
+    # a change is one unknown
+    "6": (["\\Delta x=6", "\\Delta x^2=6", "\\Delta x\\Delta p=6"], ["2\\Delta x=6", "\\frac{\\Delta x}{2}=6", "\\Delta x+1=6", "3\\Delta t_1=6"]),
+    "\\frac{Q}{T}": (["\\Delta S=\\frac{Q}{T}"], ["2\\Delta S=\\frac{Q}{T}"]),
+    # brackets around a term: the floor
+    "\\left[\\frac n2\\right]+1": (["\\lfloor\\frac n2\\rfloor+1", "1+[n/2]"], ["\\frac n2+1", "\\frac{n+2}2", "[\\frac n2]+2"]),
+    "2[\\frac n2]": (["\\lfloor\\frac n2\\rfloor\\cdot 2"], ["n"]),
+    "n-\\left[\\frac{1+n}{2}\\right]": (["n-\\lfloor\\frac{n+1}{2}\\rfloor"], ["\\frac{n-1}{2}"]),
+    "2[x+1]": (["2x+2"], ["2x+1"]),
+    "\\sqrt[n]{x}+1": (["1+x^{1/n}"], ["\\sqrt{x}+1"]),
+    # brackets after a name
+    "\\{1,2,3\\}": (["S=\\{3,2,1\\}", "A\\cap B=\\{3,2,1\\}", "3, 2, 1"], ["S=(1,2,3)", "S=(3,2,1)", "A\\cap B=(1,2,3)", "\\text{S}=(1,2,3)"]),
+    "(1,2,3)": (["P=(1,2,3)", "x=1, y=2, z=3"], ["S=\\{1,2,3\\}", "P=(1,3,2)"]),
+    "S=\\{1,2,3\\}": (["3, 2, 1", "S=\\{1,3,2\\}"], ["(1,2,3)", "S=(1,2,3)"]),
+    # a binomial coefficient in the braces of an argument
+    "2^{\\binom{n}{2}}": (["2^{n \\choose 2}", "2^{{n \\choose 2}}"], ["2{n \\choose 2}", "2^{n \\choose 3}"]),
+    "60": (["\\frac{10 \\choose 3}{2}", "\\frac{{10 \\choose 3}}2"], ["\\frac{10 \\choose 2}{2}"]),
+    "\\frac{\\binom{5}{2}}{\\binom{10}{2}}": (["\\frac{5\\choose 2}{10\\choose 2}"], ["\\frac{5\\choose 2}{10\\choose 3}"]),
+    "\\sqrt{\\binom{n}{2}}": (["\\sqrt{n\\choose 2}"], ["\\sqrt{n\\choose 3}"]),
+    "\\frac{1}{2}\\binom{n}{2}": (["\\frac{1}{2}{n\\choose 2}", "\\frac12{n\\choose 2}"], []),
+    # families with a real index
+    "\\frac\\pi4+n\\pi": (["\\frac\\pi4+n\\pi, n\\in\\mathbb{Z}"], ["\\frac\\pi4+n\\pi, n\\in\\mathbb{R}"]),
+    "x=\\frac{\\pi}{2}+2\\pi a": (["x=\\frac{\\pi}{2}+2\\pi a, a\\in\\mathbb{Z}"], ["x=\\frac{\\pi}{2}+2\\pi a, a\\in\\mathbb{R}"]),
+    "2k+1": (["2k+1, k\\in\\mathbb{Z}"], ["2k+1, k\\in\\mathbb{R}"]),
+    "f(x)=\\sin(\\pi x)": (["f(x)=\\sin(\\pi x), x\\in\\mathbb{R}"], []),
+    "0<n<4": (["0<n<4, n\\in\\mathbb{R}"], ["0<n<4, n\\in\\mathbb{Z}"]),
+    "f(x)=ax": (["f(x)=ax, a\\in\\mathbb{R}"], []),
+    # times, as a unit
+    "3": (
+        ["3\\text{ times}", "3\\text{ times a week}", "3\\text{ times per day}", "3 times"],
+        ["3\\text{ times }4", "3\\text{ times }x", "3\\text{ times more}", "3\\text{ times as many}", "3\\text{ times per dozen}", "2\\text{ times}"],
+    ),
+    "3\\text{ times a week}": (["3", "3\\text{ times per week}"], ["3\\text{ times a day}"]),
+    # indices that are commands
+    "\\frac{dM}{dt}=\\frac{10^{5} L_{\\odot}}{0.007 c^{2} M_{\\odot}^{6}} M^{6}": (
+        ["\\frac{dM}{dt}=\\frac{10^5L_\\odot}{0.007c^2}(\\frac{M}{M_\\odot})^6"],
+        ["\\frac{dM}{dt}=\\frac{10^5L_\\odot}{0.007c^2}(\\frac{M}{M_\\odot})^5", "\\frac{dM}{dt}=\\frac{10^5M_\\odot}{0.007c^2}(\\frac{M}{M_\\odot})^6"],
+    ),
+    "-\\tau\\ln\\Delta": (["t_\\Delta=-\\tau\\ln\\Delta"], ["t_\\Delta=\\tau\\ln\\Delta"]),
+    "2M_\\odot": (["M_{\\odot}\\cdot 2"], ["2M", "2M_\\oplus", "2L_\\odot", "2"]),
+    "\\frac{2}{x_{max}}": (["2\\frac{1}{x_\\max}"], ["\\frac{2}{x_\\min}"]),
     "1": (["\\ln e"], ["e"]),
 }
 # fmt: on
