@@ -29,6 +29,7 @@ SLOWLY = (
     "data.max_staleness=0",
     "policies.*.train.checkpoint_every=5",
     "evaluation=null",
+    "rollout.regions.eu-west.workers=0",
 )
 ENDLESSLY = ("steps=10000", *SLOWLY[1:])
 

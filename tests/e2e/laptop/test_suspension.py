@@ -26,6 +26,7 @@ SLOWLY = (
     "data.max_staleness=0",
     "policies.*.train.checkpoint_every=1000",
     "evaluation=null",
+    "rollout.regions.eu-west.workers=0",
 )
 
 
