@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from storage.errors import AstraFlowError
+from storage.errors import AstraFlowError, CorruptError
 from storage.formats.json_objects import dump, parse
 from storage.formats.safetensors import check_bits
 from storage.import_path import foreign_code
@@ -21,7 +21,8 @@ TOKENS = "trainer/tokens"
 
 class CustomTrainEngine:
     """A user's engine. What its constructor and methods raise, or return against the contract, is a
-    ConfigError. Running out of memory is an error of its own.
+    ConfigError. Running out of memory, and a CorruptError that names a row or the tensors, are
+    errors of their own.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class CustomTrainEngine:
         import torch  # an engine in a recipe is checked without it
 
         where = f"train.engine: {method} of {self._name}"
-        return foreign_code(where, torch.OutOfMemoryError, *passed)
+        return foreign_code(where, CorruptError, torch.OutOfMemoryError, *passed)
 
 
 def _checked_metrics(result: object) -> dict[str, float]:
