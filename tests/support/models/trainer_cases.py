@@ -110,8 +110,9 @@ def sampled_batch(
         )  # fmt: skip
         plain = replace(plain, temperature=temperature, region=REGIONS[number % len(REGIONS)])
         if step > 1 and number % 3 == 0:
-            plain.versions[len(prompt)] = step - 2
-            plain = replace(plain, min_version=step - 2)
+            versions = plain.versions.copy()
+            versions[len(prompt)] = step - 2
+            plain = replace(plain, versions=versions, min_version=step - 2)
         with torch.no_grad():
             own = np.concatenate([[0.0], reference_logprobs(model, plain).numpy()])
         moved = own + noise * generator.normal(size=own.shape)
