@@ -143,7 +143,7 @@ class Guard:
             await _refuse(scope, send, 403, FOREIGN_HOST)
         elif origin is not None and not _is_own(origin, host):
             await _refuse(scope, send, 403, FOREIGN_ORIGIN)
-        elif scope["path"] in NOT_SERVED:
+        elif _is_not_served(scope["path"]):
             await _refuse(scope, send, 404, NO_SUCH_PAGE)
         elif scope["type"] == "http" and scope["path"] == OPEN:
             await self._open(scope, send, authorization)
@@ -190,6 +190,13 @@ def _read(headers: Headers) -> tuple[bytes, bytes | None, bytes, bytes]:
         elif name == b"cookie":
             cookies = value
     return host if num_hosts == 1 else b"", origin, authorization, cookies
+
+
+def _is_not_served(path: str) -> bool:
+    """Return whether a router would find a page of NOT_SERVED: it ignores a newline at the end, and
+    slashes after the prefix of another application.
+    """
+    return "/" + "/".join(filter(None, path.strip().split("/"))) in NOT_SERVED
 
 
 def _is_local(host: bytes) -> bool:

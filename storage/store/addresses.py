@@ -18,8 +18,10 @@ VARIABLES = {
 }
 """Environment variable of an address → where its credentials belong."""
 
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}:/(?:/\S+|[^\s/]*@\S*)")
-"""An address in a text, or one with a user that was taken for a path, which has one slash."""
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
+"""An address in a text."""
+_AS_PATH = re.compile(r"\b(https?|ftp|s3|gs|hf|postgresql|mysql):/(?=[^\s/])", re.IGNORECASE)
+"""The start of an address that was taken for a path, which has one slash."""
 _SECRET = re.compile(
     r"passw|pwd|token|secret|credential|signature|api[_-]?key|access[_-]?key|bearer|jwt|^auth|^(key|sig|sas|pass|pw)$",
     re.IGNORECASE,
@@ -41,7 +43,7 @@ def holds_credentials(url: str, nested_max: int = _NESTED_MAX) -> bool:
     """
     if nested_max < 0:
         return True
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, rest = _with_slashes(url).partition("://")
     if not separator:
         user, at, _ = url.partition("/")[0].rpartition("@")
         return (bool(at) and ":" in user) or _SHORTENED.match(url) is not None
@@ -64,6 +66,7 @@ def without_credentials(url: str) -> str:
     """Return the address as it may be shown; one without credentials is unchanged."""
     if not holds_credentials(url):
         return url
+    url = _with_slashes(url)
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     location = _PARAMETERS.split(rest.rpartition("@")[2])[0]
     if scheme.lower() == "s3" and ":" in location.partition("/")[0]:
@@ -73,7 +76,11 @@ def without_credentials(url: str) -> str:
 
 def text_without_credentials(text: str) -> str:
     """Return a text with each address in it as it may be shown."""
-    return _ADDRESS.sub(lambda address: without_credentials(address[0]), text)
+    return _ADDRESS.sub(lambda address: without_credentials(address[0]), _with_slashes(text))
+
+
+def _with_slashes(text: str) -> str:
+    return _AS_PATH.sub(r"\1://", text)
 
 
 def check_local_path(path: str) -> str:

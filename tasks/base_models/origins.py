@@ -146,11 +146,17 @@ def _check_readable(run: ObjectStore, policy: str, version: int) -> None:
     file that it is read from is missing.
     """
     for source, chain in manifests.chains(run, policy, version):
-        for manifest in reversed(chain):
-            folder = layout.weights(manifest.policy, manifest.version)
-            for file in manifest.files:
-                if source.exists(f"{folder}/{file.name}"):
-                    continue
-                if manifests.is_retired(source, manifest):
-                    raise NotFoundError(f"the data of version {manifest.version} was deleted by gc")
-                raise CorruptError(f"{source.url}/{folder}/{file.name} is missing")
+        manifest = chain[-1]
+        while (start := manifests.read_from(manifest, source.exists)) != manifest.version:
+            if start is None:
+                raise _missing(source, manifest)
+            manifest = manifests.read_manifest(source, manifest.policy, start)
+
+
+def _missing(source: ObjectStore, manifest: Manifest) -> NotFoundError | CorruptError:
+    """Return the error of a version that has lost a file."""
+    if manifests.is_retired(source, manifest):
+        return NotFoundError(f"the data of version {manifest.version} was deleted by gc")
+    folder = layout.weights(manifest.policy, manifest.version)
+    lost = next(file.name for file in manifest.files if not source.exists(f"{folder}/{file.name}"))
+    return CorruptError(f"{source.url}/{folder}/{lost} is missing")

@@ -100,6 +100,7 @@ def test_the_health_check_needs_no_secret(mlflow: Guard) -> None:
     [
         *("/openapi.json", "/open%61pi.json", "/docs", "/docs/oauth2-redirect", "/redoc?x=1"),
         *("/api/openapi.json", "/api/docs", "/api/docs/oauth2-redirect", "/api/redoc"),
+        *("/openapi.json%0A", "/api//openapi.json", "/api//docs%0A", "/docs/"),
     ],
 )
 def test_the_schema_of_the_api_is_served_to_nobody(

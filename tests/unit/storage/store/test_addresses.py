@@ -32,7 +32,10 @@ HIDDEN = [
     ("file://me:s3cr3t@host/store", "file://host/store"),
     ("me:s3cr3t@host:4200/api", "host:4200/api"),
     ("//me:s3cr3t@host:4200/api", "host:4200/api"),
-    ("http:/me:s3cr3t@host:4200/api", "host:4200/api"),
+    ("http:/me:s3cr3t@host:4200/api", "http://host:4200/api"),
+    ("https:/host/model?token=s3cr3t", "https://host/model"),
+    ("s3:/key:s3/cr3t@bucket/model", "s3://bucket/model"),
+    ("s3:/key:s3cr3t/bucket", "s3://…"),
     ("s3://key:s3cr3t/bucket", "s3://…"),
     ("S3://key:s3cr3t/bucket", "S3://…"),
     ("https://host/api;token=s3cr3t", "https://host/api"),
@@ -69,8 +72,11 @@ def test_a_credential_in_an_address_is_not_shown(url: str, shown: str) -> None:
 def test_an_address_that_was_taken_for_a_path_is_shown_without_its_credential(scheme: str) -> None:
     path = Path(f"{scheme}://me:s3cr3t@host/org/model")
     text = f"{path} holds no config.json; name a folder"
-    assert text_without_credentials(text) == "host/org/model holds no config.json; name a folder"
-    text = "C:/data, file:/home/me@domain/store and run:/no.user hold nothing"
+    shown = f"{scheme}://host/org/model holds no config.json; name a folder"
+    assert text_without_credentials(text) == shown
+    text = (
+        "C:/data, file:/home/me@domain/store, run:/no.user and models:/solver@champion hold nothing"
+    )
     assert text_without_credentials(text) == text
 
 

@@ -166,6 +166,24 @@ def test_a_version_whose_data_gc_deleted_is_refused_and_so_is_a_missing_file(sto
         origins.find(store, "one", "solver", "5")
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_version_is_accepted_that_is_read_by_the_delta_of_an_anchor(
+    store: ObjectStore, is_recorded: bool
+):
+    """As a gc leaves it that was killed after it deleted the anchor's own tensors."""
+    one = run_one(store)
+    folder = layout.weights("solver", 3)
+    for file in manifests.read_manifest(one, "solver", 3).files:
+        one.delete(f"{folder}/{file.name}")
+    if is_recorded:
+        one.create(layout.retired("solver", 3), b"{}")
+    assert origins.find(store, "one", "solver", "5").version == 5
+    (file,) = manifests.read_manifest(one, "solver", 1).files
+    one.delete(f"{layout.weights('solver', 1)}/{file.name}")
+    with pytest.raises(ConfigError, match=r"weights/solver/0*1/.* is missing; put the object back"):
+        origins.find(store, "one", "solver", "5")
+
+
 def test_versions_of_the_new_run_are_deltas_to_the_shared_one(store: ObjectStore):
     run = continued(store)
     loaded = reader.read(run, "solver", 0)
