@@ -120,12 +120,17 @@ def described(error: BaseException) -> str:
 
 
 def construct(
-    find: Callable[[], Any], name: str, args: Mapping[str, Any], keys: tuple[str, str]
+    find: Callable[[], Any],
+    name: str,
+    args: Mapping[str, Any],
+    keys: tuple[str, str],
+    *passed: type[Exception],
 ) -> Any:
     """Make an object of the class `name` that `find` imports.
 
     Args:
         keys: the settings of the class and of its arguments.
+        passed: further errors that are raised as they are.
 
     Raises:
         ConfigError: the class cannot be imported, or its constructor raises; begins with the
@@ -136,19 +141,20 @@ def construct(
         return find()(**args)
     except ConfigError as error:
         raise ConfigError(f"{keys[0]}: {error}") from error
-    except TransientError:
-        raise
     except FOREIGN_ERRORS as error:
+        if isinstance(error, (TransientError, *passed)):
+            raise
         raise ConfigError(f"{keys[1]}: {name} refuses {args}: {described(error)}") from error
 
 
 @contextmanager
-def foreign_code(where: str, *passed: type[Exception]) -> Iterator[None]:
+def foreign_code(where: str, *passed: type[Exception], advice: str = "") -> Iterator[None]:
     """Run code of the class that a recipe names by an import path.
 
     Args:
         where: the setting and what is called: `train.loss.path: prepare of my_losses:Cispo`.
         passed: further errors that are raised as they are.
+        advice: what to do; the message ends with it.
 
     Raises:
         ConfigError: the code raised; begins with `where`.
@@ -161,7 +167,7 @@ def foreign_code(where: str, *passed: type[Exception]) -> Iterator[None]:
     except FOREIGN_ERRORS as error:
         if isinstance(error, (*_PASSED, *passed)):
             raise
-        raise ConfigError(f"{where} failed: {described(error)}") from error
+        raise ConfigError(f"{where} failed: {described(error)}{advice}") from error
 
 
 def check_name(name: str, builtins: Mapping[str, Any]) -> None:

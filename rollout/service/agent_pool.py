@@ -9,6 +9,7 @@ Rollout workers keep the weights of the engines fresh; the evaluation loads exac
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import wait
 from contextlib import ExitStack, asynccontextmanager
 from contextvars import copy_context
 from functools import partial
@@ -122,22 +123,12 @@ class AgentPool:
         )
 
     async def close(self) -> None:
-        """End the engines, the chats, and the processes of the reward.
-
-        A reward whose `close` does not return is abandoned after CLOSE_LIMIT_S.
-        """
+        """End the engines, the chats, and the processes of the reward."""
         for engine in self.engines.values():
             await engine.close()
         for chat in {player.chat for player in self.players.values()}:
             await in_system_thread(chat.close)
-        call = partial(copy_context().run, self._reward.close)
-        closing = asyncio.get_running_loop().run_in_executor(UserThreads(1), call)
-        await asyncio.wait([closing], timeout=CLOSE_LIMIT_S)
-        if closing.done():
-            closing.result()
-        else:
-            closing.cancel()
-            log.warning("close() of the reward is abandoned after %g s", CLOSE_LIMIT_S)
+        await in_system_thread(_close, self._reward)
 
 
 def check_agent_pool(
@@ -155,7 +146,7 @@ def check_agent_pool(
         )
         return tuple(dict.fromkeys(by_role.values()))
     finally:
-        reward.close()
+        _close(reward)
 
 
 def open_agent_pool(
@@ -192,7 +183,7 @@ def make_agent_pool(
     files_of = {policy: fetch_files(policy) for policy in dict.fromkeys(policy_of.values())}
     with ExitStack() as undo:
         reward = make_reward(config.workflow.reward, config.workflow.reward_timeout_s)
-        undo.callback(reward.close)
+        undo.callback(_close, reward)
         workflow = make_workflow(config.workflow, reward)
         chats: dict[frozenset[tuple[str, bytes]], Chat] = {}
         players: dict[str, Player] = {}
@@ -215,6 +206,16 @@ def make_agent_pool(
         timeout_s=config.workflow.timeout_s,
         memory_bytes=config.refresh_memory_mb * 2**20,
     )
+
+
+def _close(reward: Reward) -> None:
+    """Close a reward; one whose `close` does not return is abandoned after CLOSE_LIMIT_S."""
+    closing = UserThreads(1).submit(copy_context().run, reward.close)
+    wait([closing], CLOSE_LIMIT_S)
+    if closing.done():
+        closing.result()
+    else:
+        log.warning("close() of the reward is abandoned after %g s", CLOSE_LIMIT_S)
 
 
 def _engine(

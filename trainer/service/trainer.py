@@ -24,6 +24,7 @@ from storage.errors import (
 )
 from storage.formats.json_objects import parse
 from storage.formats.safetensors import is_finite, weights_digest
+from storage.import_path import described, message
 from storage.records.batches import Batch
 from storage.records.control import ServiceState, WaitReason
 from storage.records.numbers import QUANTITY_MAX
@@ -217,7 +218,7 @@ class _Trainer:
         except (ConfigError, TransientError, MemoryError, OSError):
             raise
         except Exception as error:  # an engine may be foreign code; the message names the object
-            why = error if isinstance(error, CorruptError) else f"{type(error).__name__}: {error}"
+            why = message(error) if isinstance(error, CorruptError) else described(error)
             raise CorruptError(
                 f"{layout.checkpoint(self._policy, checkpoint.step)} cannot be loaded: {why}; if "
                 "it is damaged, delete it: the trainer then resumes from the one before, or from "

@@ -7,14 +7,15 @@ optimizer/{parameter}/{moment}    one tensor: exp_avg and exp_avg_sq of AdamW, m
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from storage.errors import ConfigError, CorruptError
-from storage.import_path import described
+from storage.errors import ConfigError, CorruptError, TransientError
+from storage.import_path import FOREIGN_ERRORS, construct, described, foreign_code
 from storage.records.numbers import INTEGER_BITS, QUANTITY_MAX
 from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
@@ -83,18 +84,19 @@ def make_optimizers(
 def _custom(
     parameters: list[torch.nn.Parameter], chosen: CustomOptimizer, config: TrainConfig
 ) -> torch.optim.Optimizer:
-    try:
-        made: torch.optim.Optimizer = chosen.find()(
-            parameter_groups(parameters, config), lr=config.lr, **chosen.args
-        )
-    except ConfigError as error:
-        raise ConfigError(f"train.optimizer.path: {error}") from error
-    except Exception as error:  # foreign code may raise anything
-        raise ConfigError(
-            f"train.optimizer.args: {chosen.path} refuses {chosen.args}: {described(error)}"
-        ) from error
+    groups = parameter_groups(parameters, config)
+    made: torch.optim.Optimizer = construct(
+        lambda: partial(chosen.find(), groups, lr=config.lr),
+        chosen.path,
+        chosen.args,
+        ("train.optimizer.path", "train.optimizer.args"),
+        MemoryError,
+        torch.OutOfMemoryError,
+    )
+    with foreign_code(f"train.optimizer.path: param_groups of {chosen.path}"):
+        owned = [each for group in made.param_groups for each in group["params"]]
     known = {id(parameter) for parameter in parameters}
-    for parameter in (each for group in made.param_groups for each in group["params"]):
+    for parameter in owned:
         if id(parameter) not in known:
             raise ConfigError(
                 f"train.optimizer: {chosen.path} has a parameter of shape {list(parameter.shape)} "
@@ -125,20 +127,18 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def take_step(optimizer: torch.optim.Optimizer) -> None:
     """Take a step; ConfigError where a custom optimizer fails, as with a state that it refuses.
 
-    Memory that does not suffice is an error of its own.
+    Raises the other errors of `foreign_code`, and torch.OutOfMemoryError, as they are.
     """
-    try:
+    if type(optimizer) in _KNOWN:
         optimizer.step()
-    except (ConfigError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # foreign code may raise anything
-        if type(optimizer) in _KNOWN:
-            raise
-        raise ConfigError(
-            f"train.optimizer: step() of {type(optimizer).__name__} failed: {described(error)}; "
-            "correct the class or its args. If it was resumed, its saved state may be damaged: "
-            "delete the newest checkpoint"
-        ) from error
+        return
+    with foreign_code(
+        f"train.optimizer: step() of {type(optimizer).__name__}",
+        torch.OutOfMemoryError,
+        advice="; correct the class or its args. If it was resumed, its saved state may be "
+        "damaged: delete the newest checkpoint",
+    ):
+        optimizer.step()
 
 
 def saved_state(
@@ -246,7 +246,9 @@ def restore_state(
                 template["state"][index] = state | dict(moments[name])
         try:
             optimizer.load_state_dict(template)
-        except Exception as error:  # of a custom optimizer, which may raise anything
+        except (ConfigError, TransientError, MemoryError, OSError, torch.OutOfMemoryError):
+            raise
+        except FOREIGN_ERRORS as error:  # of a custom optimizer
             raise CorruptError(
                 f"{type(optimizer).__name__} refuses its saved state: {described(error)}"
             ) from error

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 
@@ -179,6 +180,45 @@ async def test_a_reward_that_does_not_close_is_abandoned(
     await pool.close()
     assert caplog.messages == ["close() of the reward is abandoned after 0.01 s"]
     reward.released.set()
+
+
+class NeverClosesTimed(NeverCloses):
+    """A reward of a recipe that does not close."""
+
+    ended: ClassVar[threading.Event]
+
+    def __init__(self, timeout_s: float) -> None:
+        self.released = self.ended
+
+
+@pytest.fixture
+def never_closes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(agent_pool, "CLOSE_LIMIT_S", 0.01)
+    NeverClosesTimed.ended = threading.Event()
+    yield f"{__name__}:NeverClosesTimed"
+    NeverClosesTimed.ended.set()
+
+
+@pytest.mark.timeout(30)
+def test_a_reward_that_does_not_close_hides_no_error_of_an_engine(
+    memory_store: ObjectStore, never_closes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish_base(memory_store, ["solver"])
+    config = RolloutConfig(
+        workflow=WorkflowConfig(reward=never_closes),
+        engine=EngineConfig(name=f"{__name__}:WithCapacity"),
+    )
+    with pytest.raises(ConfigError, match="capacity"):
+        open_agent_pool(memory_store, config, SAMPLING)
+    assert caplog.messages == ["close() of the reward is abandoned after 0.01 s"]
+
+
+@pytest.mark.timeout(30)
+def test_the_check_of_a_recipe_abandons_a_reward_that_does_not_close(
+    never_closes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_agent_pool(RolloutConfig(workflow=WorkflowConfig(reward=never_closes)), SAMPLING)
+    assert caplog.messages == ["close() of the reward is abandoned after 0.01 s"]
 
 
 async def test_the_newest_readable_version_is_loaded(memory_store: ObjectStore) -> None:

@@ -922,6 +922,13 @@ def test_a_missing_or_damaged_version_before_the_newest_is_an_error_with_a_remed
         trained(run, steps=4)
 
 
+class UnreadableError(RuntimeError):
+    """An error of foreign code without a message."""
+
+    def __str__(self) -> str:
+        raise KeyError("text")
+
+
 class ForeignEngine(CountingEngine):
     """An engine whose `load` raises what its state names."""
 
@@ -929,6 +936,7 @@ class ForeignEngine(CountingEngine):
         errors: dict[str, Exception] = {
             "key": KeyError("value"),
             "form": RuntimeError("size mismatch"),
+            "unreadable": UnreadableError(),
             "corrupt": CorruptError("the state has format 9"),
             "config": ConfigError("there is no device cuda:7"),
         }
@@ -945,6 +953,11 @@ class ForeignEngine(CountingEngine):
         (
             "form",
             "checkpoints/solver/00000001 cannot be loaded: RuntimeError: size mismatch; if it",
+        ),
+        (
+            "unreadable",
+            "checkpoints/solver/00000001 cannot be loaded: UnreadableError: its message cannot be "
+            "read: __str__ raised KeyError; if it",
         ),
         ("corrupt", "checkpoints/solver/00000001 cannot be loaded: the state has format 9; if it"),
     ],

@@ -1,9 +1,15 @@
-"""Which optimizer has which parameters."""
+"""Which optimizer has which parameters, and the errors of an optimizer by import path."""
 
+from asyncio import CancelledError
+from typing import Any
+
+import pytest
 import torch
 
+from storage.errors import ConfigError, CorruptError, TransientError
 from trainer.config import TrainConfig
-from trainer.engines.torch.optimizer import make_optimizers
+from trainer.engines.torch.optimizer import make_optimizers, restore_state, take_step
+from trainer.engines.torch.saved_state import OptimizerProgress
 
 
 def config(**settings: object) -> TrainConfig:
@@ -34,3 +40,99 @@ def test_muon_has_the_hidden_matrices_and_all_of_its_settings() -> None:
     assert [id(each) for each in kept["params"]] == [id(vector)]
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.3, 0.0)
     assert (decayed["betas"], decayed["eps"], decayed["fused"]) == ((0.6, 0.8), 1e-3, True)
+
+
+class Raising(torch.optim.SGD):
+    """Raises `error` in the call `at`."""
+
+    at = ""
+    error: BaseException
+
+    def __init__(self, params: Any, lr: float) -> None:
+        self._raise("init")
+        super().__init__(params, lr)
+
+    def _raise(self, at: str) -> None:
+        if self.at == at:
+            raise self.error
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self._raise("step")
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self._raise("load_state_dict")
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, at: str, error: BaseException) -> None:
+    """Make an optimizer, take a step and restore a state, one of which raises."""
+    monkeypatch.setattr(Raising, "at", at)
+    monkeypatch.setattr(Raising, "error", error, raising=False)
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    settings = config(optimizer={"name": "custom", "path": f"{__name__}:Raising"})
+    (optimizer,) = made = make_optimizers([parameter], [], settings)
+    take_step(optimizer)
+    progress = OptimizerProgress(updates={}, moments={}, numbers={})
+    restore_state(made, {id(parameter): "weight"}, {}, progress)
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit("enough"), CancelledError("enough"), RuntimeError("enough")]
+)
+@pytest.mark.parametrize(
+    ("at", "expected", "words"),
+    [
+        ("init", ConfigError, r"^train\.optimizer\.args: .*:Raising refuses {}: NAME: enough$"),
+        (
+            "step",
+            ConfigError,
+            r"^train\.optimizer: step\(\) of Raising failed: NAME: enough; correct the class",
+        ),
+        ("load_state_dict", CorruptError, "^Raising refuses its saved state: NAME: enough$"),
+    ],
+)
+def test_what_a_custom_optimizer_raises_names_it(
+    at: str,
+    expected: type[Exception],
+    words: str,
+    error: BaseException,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(expected, match=words.replace("NAME", type(error).__name__)):
+        run_with(monkeypatch, at, error)
+
+
+class Groupless(torch.optim.SGD):
+    """Does not call the constructor of its base class."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        pass
+
+
+def test_a_custom_optimizer_without_groups_is_named() -> None:
+    settings = config(optimizer={"name": "custom", "path": f"{__name__}:Groupless"})
+    with pytest.raises(
+        ConfigError,
+        match=r"^train\.optimizer\.path: param_groups of .*:Groupless failed: AttributeError: ",
+    ):
+        make_optimizers([torch.nn.Parameter(torch.zeros(2))], [], settings)
+
+
+@pytest.mark.parametrize("at", ["init", "step", "load_state_dict"])
+@pytest.mark.parametrize(
+    "error", [TransientError("rank 1 is lost"), MemoryError(), torch.OutOfMemoryError()]
+)
+def test_an_error_of_a_custom_optimizer_that_a_restart_may_end_is_raised_as_it_is(
+    at: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(type(error)) as caught:
+        run_with(monkeypatch, at, error)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("error", [ConnectionError("reset"), TimeoutError("late")])
+def test_a_lost_connection_in_a_step_is_raised_as_it_is(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(type(error)) as caught:
+        run_with(monkeypatch, "step", error)
+    assert caught.value is error
