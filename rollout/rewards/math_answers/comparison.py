@@ -14,6 +14,7 @@ from itertools import chain
 from typing import Final, Literal
 
 from rollout.rewards.math_answers.equations import (
+    FUNCTION_OF_UNKNOWN,
     is_equation_to_solve,
     is_relation_of_several,
     number_of,
@@ -166,7 +167,8 @@ def _without_domain(answer: str, gold: str) -> str:
     """Remove `, k\\in\\mathbb{Z}` after an answer in k if the gold has no domain.
 
     After another answer k is a free variable, and whole numbers may make an inequality stricter.
-    With `k\\in\\mathbb{R}`, the family `\\frac\\pi4+k\\pi` would be all numbers.
+    With `k\\in\\mathbb{R}`, the family `\\frac\\pi4+k\\pi` would be all numbers. `f(x)=kx` and
+    `(k,2k)` are no such families.
     """
     domain = DOMAIN.search(answer)
     if domain is None or DOMAIN.search(gold) or MEMBER.search(gold):
@@ -177,7 +179,14 @@ def _without_domain(answer: str, gold: str) -> str:
     is_family = (domain["variable"] not in REAL and PERIOD.search(rest)) or (
         domain["variable"] in INDICES and not INEQUALITY.search(rest)
     )
-    is_dense = domain["set"] == "R" and is_family
+    *names, value = sides(rest)
+    items = collection(value)
+    is_other = (
+        REAL & set(LETTER.findall(value))
+        or (items is not None and items.brackets == "()")
+        or any(map(FUNCTION_OF_UNKNOWN.fullmatch, names))
+    )
+    is_dense = domain["set"] == "R" and is_family and not is_other
     return answer if is_stricter or is_free or is_dense else rest
 
 

@@ -32,6 +32,7 @@ DERIVATIVE: Final = re.compile(
 TEXT: Final = re.compile(r"\\text ?\{[^{}]*\}")
 QUANTITY: Final = re.compile(
     rf"(?:\\(?:angle|measuredangle|triangle) ?[A-Z]{{1,4}}|[A-Z]{{2,4}}|\[[A-Z]{{3,6}}\]|{CHANGE}"
+    rf"|\| ?{CHANGE} ?\||\( ?{CHANGE} ?\)"
     r"|\|\\?[a-zA-Z]{1,8}(?:_\w)?\||[fghFGHP](?:_\w|\^\{-1\})?'{0,2} ?\(.{1,100}\)"
     r"|(?P<function>[a-zA-Z])(?:_\w)?'{0,2} ?\((?:(?!(?P=function))[^()]){1,100}\))"
     r"(?: ?\^ ?(?:\d|\{\d\}))?"

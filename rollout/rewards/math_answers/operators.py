@@ -116,11 +116,15 @@ WHOLE: Final = re.compile(
 )
 """A last side with a letter, in brackets that no term has: `[x]`, `\\{x\\}`; not `[2(x+1)]`."""
 TERM_IN_BRACKETS: Final = re.compile(
-    r"(?<!\\)(?P<before>(?:[-+*/=({})\d]|\A|\\(?:cdot|times)(?![a-zA-Z])) ?)\[(?![A-Z]+\]|\\begin)"
+    r"(?<!\\)(?<!\]\^)(?<!\]\^\{\d)(?P<before>(?:[-+*/=({})\d]|\A|(?<!\])(?<!\] )\\(?:cdot|times)"
+    r"(?![a-zA-Z])) ?)\[(?![A-Z]+\]|\\begin)"
     r"(?P<inside>-?(?=[^][]{0,60}?(?<![a-zA-Z\\])[a-zA-Z])"
-    r"(?:[^][(),;&={}+-]|\{(?:[^][,;&={}]|\{[^][,;&={}]{0,30}\}){0,60}\}){1,60})\](?! ?[_^])"
+    r"(?:[^][(),;&={}+-]|\{(?:[^][,;&={}]|\{[^][,;&={}]{0,30}\}){0,60}\}){1,60})\]"
+    r"(?! ?(?:[_^[]|\\(?:cdot|times) ?\[))"
 )
-"""A single term with a letter in needless square brackets: `2[\\frac n2]`, `[x]+1`."""
+"""A single term with a letter in needless square brackets: `2[\\frac n2]`, `[x]+1`; no `[A][B]`."""
+ADDED: Final = re.compile(r"[\w)}] ?[-+]")
+FRACTION_BY_NUMBER: Final = re.compile(r"\\frac ?\{[^{}]{1,40}\} ?\{\d{1,9}\}")
 FLOOR: Final = r"\g<before>\\lfloor \g<inside>\\rfloor "
 WORD_BETWEEN: Final = re.compile(
     r"[\d)}] ?\\text ?\{[^{}]*[a-zA-Z]{2}[^{}]*\} ?(?:[-+]? ?[\d.(]|\\(?:frac|sqrt|pi)(?![a-zA-Z]))"
@@ -254,6 +258,8 @@ def unknowns_as_symbols(text: str) -> str:
 def brackets_as_floors(answer: str, gold: str) -> tuple[str, str] | None:
     """Replace `[x]` in a term by its floor, and a last side `[x+1]` if only one text has one.
 
+    Brackets in a term that hold a sum (`2[\\frac{a+b}{c}]`) are the floor only if a text has such a
+    sign, or if they are the gold's, around a fraction by a number.
     None where only one text has a last side `\\{x\\}`.
     """
     matches = WHOLE.search(answer), WHOLE.search(gold)
@@ -262,7 +268,14 @@ def brackets_as_floors(answer: str, gold: str) -> tuple[str, str] | None:
         if "\\{" in brackets:
             return None
         answer, gold = WHOLE.sub(FLOOR, answer), WHOLE.sub(FLOOR, gold)
-    return TERM_IN_BRACKETS.sub(FLOOR, answer), TERM_IN_BRACKETS.sub(FLOOR, gold)
+    is_floor = "\\lfloor" in answer + gold or any(
+        FRACTION_BY_NUMBER.fullmatch(match["inside"]) for match in TERM_IN_BRACKETS.finditer(gold)
+    )
+
+    def floor(match: re.Match[str]) -> str:
+        return match.expand(FLOOR) if is_floor or not ADDED.search(match["inside"]) else match[0]
+
+    return TERM_IN_BRACKETS.sub(floor, answer), TERM_IN_BRACKETS.sub(floor, gold)
 
 
 def in_one_notation(first: str, second: str) -> tuple[str, str]:

@@ -113,13 +113,21 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     ),
     "\\frac{c}{\\sqrt2}": (["v=\\frac{c}{\\sqrt2}\\approx 0.707c"], ["v=\\frac{c}{2}\\approx\\frac{c}{\\sqrt2}"]),
     "x=\\frac{14}{3}\\approx 4.67": (["\\frac{14}{3}", "\\frac{14}{3}\\approx 4.67"], ["4.67", "\\frac{14}{5}\\approx 4.67"]),
+    "x=2\\sqrt2\\approx 2.83": (["x=2\\sqrt{2}", "x=\\sqrt8", "x=\\sqrt8\\approx 2.828", "\\sqrt8\\approx 2.83"], ["x=\\sqrt7\\approx 2.83", "y=2\\sqrt2", "x"]),
     # a change is one unknown
-    "6": (["\\Delta x=6", "\\Delta x^2=6", "\\Delta x\\Delta p=6"], ["2\\Delta x=6", "\\frac{\\Delta x}{2}=6", "\\Delta x+1=6", "3\\Delta t_1=6"]),
+    "6": (["\\Delta x=6", "|\\Delta x|=6", "\\lvert\\Delta v\\rvert=6", "\\left|\\Delta\\theta\\right|=6", "(\\Delta x)^2=6", "\\Delta x^2=6", "\\Delta x\\Delta p=6"], ["2\\Delta x=6", "2|\\Delta x|=6", "\\frac{\\Delta x}{2}=6", "\\Delta x+1=6", "3\\Delta t_1=6"]),
     "\\frac{Q}{T}": (["\\Delta S=\\frac{Q}{T}"], ["2\\Delta S=\\frac{Q}{T}"]),
     # brackets around a term: the floor
     "\\left[\\frac n2\\right]+1": (["\\lfloor\\frac n2\\rfloor+1", "1+[n/2]"], ["\\frac n2+1", "\\frac{n+2}2", "[\\frac n2]+2"]),
     "2[\\frac n2]": (["\\lfloor\\frac n2\\rfloor\\cdot 2"], ["n"]),
     "n-\\left[\\frac{1+n}{2}\\right]": (["n-\\lfloor\\frac{n+1}{2}\\rfloor"], ["\\frac{n-1}{2}"]),
+    "\\frac{x^2-1}{2x}": (["\\frac{1}{2}\\left[\\frac{x^2-1}{x}\\right]"], ["\\left[\\frac{x^2-1}{2x}\\right]"]),
+    "\\frac{2(a+b)}{c}": (["2[\\frac{a+b}{c}]"], ["2\\lfloor\\frac{a+b}{c}\\rfloor"]),
+    "2[\\frac{a+b}{c}]": (["\\frac{2(a+b)}{c}", "2[\\frac{b+a}{c}]"], []),
+    "2\\lfloor\\frac{x+1}{2}\\rfloor": (["2[\\frac{x+1}{2}]"], ["x+1"]),
+    # concentrations
+    "\\frac{[I_2][H_2]}{[HI]^2}": (["\\frac{[H_2][I_2]}{[HI]^2}"], ["\\frac{[H_2][I_2]}{[HI]}"]),
+    "\\frac{[C]^2}{[B][A]^2}": (["\\frac{[C]^2}{[A]^2[B]}", "\\frac{[C]^2}{[A]^{2}[B]}", "\\frac{[C]^2}{[A]^2\\cdot[B]}"], ["\\frac{[C]^2}{[A][B]^2}"]),
     "2[x+1]": (["2x+2"], ["2x+1"]),
     "\\sqrt[n]{x}+1": (["1+x^{1/n}"], ["\\sqrt{x}+1"]),
     # brackets after a name
@@ -139,6 +147,11 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "f(x)=\\sin(\\pi x)": (["f(x)=\\sin(\\pi x), x\\in\\mathbb{R}"], []),
     "0<n<4": (["0<n<4, n\\in\\mathbb{R}"], ["0<n<4, n\\in\\mathbb{Z}"]),
     "f(x)=ax": (["f(x)=ax, a\\in\\mathbb{R}"], []),
+    "f(x)=kx": (["f(x)=kx, k\\in\\mathbb{R}"], ["f(x)=kx, k\\in\\mathbb{N}"]),
+    "kx": (["f(x)=kx, k\\in\\mathbb{R}"], []),
+    "f(x)=k": (["f(x)=k, k\\in\\mathbb{R}"], []),
+    "(k,2k)": (["(k,2k), k\\in\\mathbb{R}"], []),
+    "a\\cos\\pi x": (["a\\cos\\pi x, a\\in\\mathbb{R}"], []),
     # times, as a unit
     "3": (
         ["3\\text{ times}", "3\\text{ times a week}", "3\\text{ times per day}", "3 times"],
