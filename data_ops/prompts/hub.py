@@ -14,18 +14,14 @@ from storage.errors import ConfigError
 from storage.formats import json_values
 from storage.records.rollouts import Prompt
 from storage.records.types import Json
-from storage.store.addresses import holds_credentials
+from storage.store.addresses import refusing_credentials
 
 log = logging.getLogger(__name__)
 
 
-def _check_hub_name(name: str) -> str:
-    if holds_credentials(name):
-        raise ValueError(
-            "contains a user, a password or a token, and recipes are stored; write the data set's "
-            "name, such as openai/gsm8k, and set HF_TOKEN"
-        )
-    return name
+_check_hub_name = refusing_credentials(
+    "write the data set's name, such as openai/gsm8k, and set HF_TOKEN"
+)
 
 
 class HubPrompts(Columns):

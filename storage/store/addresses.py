@@ -4,6 +4,7 @@ Addresses are stored with runs, shown on pages and logged.
 """
 
 import re
+from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
 from storage.errors import ConfigError
@@ -83,14 +84,20 @@ def _with_slashes(text: str) -> str:
     return _AS_PATH.sub(r"\1://", text)
 
 
-def check_local_path(path: str) -> str:
-    """Return the path, a setting; ValueError where it is an address with a credential."""
-    if holds_credentials(path):
-        raise ValueError(
-            "is an address with a user, a password or a token, and recipes are stored; write a "
-            "path of this machine"
-        )
-    return path
+def refusing_credentials(advice: str) -> Callable[[str], str]:
+    """Return the check of a setting that raises ValueError, with the advice, for a credential."""
+
+    def check(value: str) -> str:
+        if holds_credentials(value):
+            raise ValueError(
+                f"contains a user, a password or a token, and recipes are stored; {advice}"
+            )
+        return value
+
+    return check
+
+
+check_local_path = refusing_credentials("write a path of this machine")
 
 
 def check_server_address(variable: str, url: str) -> None:

@@ -18,7 +18,7 @@ from storage.formats.model_config import MODEL_CONFIG
 from storage.import_path import PluginKind, construct, described, find_class
 from storage.records.types import Json
 from storage.records.weights import HostTensor
-from storage.store.addresses import check_local_path, holds_credentials
+from storage.store.addresses import check_local_path, refusing_credentials
 from storage.store.object_store import ObjectStore
 from tasks.base_models.folders import Progress, folder_config, read_model_folder, snapshot
 from tasks.base_models.stored import RegisteredModel, RunModel
@@ -105,13 +105,9 @@ class FolderModel(Frozen):
         return folder_config(Path(self.path))
 
 
-def _check_hub_name(name: str) -> str:
-    if holds_credentials(name):
-        raise ValueError(
-            "contains a user, a password or a token, and recipes are stored; write the model's "
-            "name, such as Qwen/Qwen3-1.7B, and set HF_TOKEN"
-        )
-    return name
+_check_hub_name = refusing_credentials(
+    "write the model's name, such as Qwen/Qwen3-1.7B, and set HF_TOKEN"
+)
 
 
 class HubModel(Frozen):

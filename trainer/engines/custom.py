@@ -14,6 +14,7 @@ from storage.records.batches import Batch
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
+from trainer.device_errors import device_errors
 
 TOKENS = "trainer/tokens"
 """The metric that every step has."""
@@ -21,8 +22,8 @@ TOKENS = "trainer/tokens"
 
 class CustomTrainEngine:
     """A user's engine. What its constructor and methods raise, or return against the contract, is a
-    ConfigError. Running out of memory, and a CorruptError that names a row or the tensors, are
-    errors of their own.
+    ConfigError. Errors of a device, and a CorruptError that names a row or the tensors, are raised
+    as they are.
     """
 
     def __init__(
@@ -61,10 +62,8 @@ class CustomTrainEngine:
             self._engine.load(tensors, state)
 
     def _calls(self, method: str, *passed: type[Exception]) -> AbstractContextManager[None]:
-        import torch  # an engine in a recipe is checked without it
-
         where = f"train.engine: {method} of {self._name}"
-        return foreign_code(where, CorruptError, torch.OutOfMemoryError, *passed)
+        return foreign_code(where, CorruptError, *device_errors(), *passed)
 
 
 def _checked_metrics(result: object) -> dict[str, float]:

@@ -31,6 +31,7 @@ from pydantic import Discriminator, Tag
 from storage.config_model import Frozen, RatioLimit, Share
 from storage.config_union import ByName, variants
 from storage.import_path import PluginKind, construct, find_class, foreign_code
+from trainer.device_errors import device_errors
 from trainer.losses.surrogates import check_tokens
 
 if TYPE_CHECKING:
@@ -187,11 +188,8 @@ class _UserCorrection:
     correction: Correction
 
     def token_weights(self, proximal_N: Tensor, behaviour_N: Tensor, sequence_N: Tensor) -> Tensor:
-        import torch
-
-        with foreign_code(
-            f"train.loss.correction.path: token_weights of {self.path}", torch.OutOfMemoryError
-        ):
+        where = f"train.loss.correction.path: token_weights of {self.path}"
+        with foreign_code(where, *device_errors()):
             result = self.correction.token_weights(
                 proximal_N.clone(), behaviour_N.clone(), sequence_N.clone()
             )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from storage.errors import ConfigError
 from storage.import_path import PluginKind, construct, find_class, foreign_code
+from trainer.device_errors import device_errors
 from trainer.losses.aggregation import Aggregated
 from trainer.losses.loss import Loss, Prepared, TokenLoss, check_prepared, check_token_loss
 
@@ -58,9 +59,7 @@ class _UserLoss:
         return self.loss.whole_minibatch
 
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
-        import torch
-
-        with foreign_code(f"train.loss.path: prepare of {self.path}", torch.OutOfMemoryError):
+        with foreign_code(f"train.loss.path: prepare of {self.path}", *device_errors()):
             result = self.loss.prepare(
                 logprobs_N.clone(), behaviour_N.clone(), advantages_N.clone()
             )
@@ -69,9 +68,7 @@ class _UserLoss:
     def token_losses(
         self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
     ) -> TokenLoss:
-        import torch
-
-        with foreign_code(f"train.loss.path: token_losses of {self.path}", torch.OutOfMemoryError):
+        with foreign_code(f"train.loss.path: token_losses of {self.path}", *device_errors()):
             result = self.loss.token_losses(
                 prepared, logprobs_N.clone(), behaviour_N.clone(), advantages_N.clone()
             )
@@ -89,6 +86,6 @@ def backward_start(loss: Loss, total: Tensor, logprobs_N: Tensor) -> Tensor:
     import torch
 
     where = f"train.loss.path: the gradient of {loss.path}"
-    with foreign_code(where, torch.OutOfMemoryError):
+    with foreign_code(where, *device_errors()):
         (gradient_N,) = torch.autograd.grad(total, logprobs_N)
     return (logprobs_N * gradient_N).sum()

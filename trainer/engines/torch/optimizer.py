@@ -19,6 +19,7 @@ from storage.import_path import FOREIGN_ERRORS, construct, described, foreign_co
 from storage.records.numbers import INTEGER_BITS, QUANTITY_MAX
 from storage.records.weights import HostTensor
 from trainer.config import TrainConfig
+from trainer.device_errors import device_errors
 from trainer.engines.torch.host_tensors import DTYPES, NAMES, to_host, to_torch
 from trainer.engines.torch.saved_state import OptimizerProgress
 from trainer.optimizers import AdamWOptimizer, CustomOptimizer
@@ -91,7 +92,7 @@ def _custom(
         chosen.args,
         ("train.optimizer.path", "train.optimizer.args"),
         MemoryError,
-        torch.OutOfMemoryError,
+        *device_errors(),
     )
     with foreign_code(f"train.optimizer.path: param_groups of {chosen.path}"):
         owned = [each for group in made.param_groups for each in group["params"]]
@@ -127,14 +128,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def take_step(optimizer: torch.optim.Optimizer) -> None:
     """Take a step; ConfigError where a custom optimizer fails, as with a state that it refuses.
 
-    Raises the other errors of `foreign_code`, and torch.OutOfMemoryError, as they are.
+    Raises the other errors of `foreign_code`, and those of a device, as they are.
     """
     if type(optimizer) in _KNOWN:
         optimizer.step()
         return
     with foreign_code(
         f"train.optimizer: step() of {type(optimizer).__name__}",
-        torch.OutOfMemoryError,
+        *device_errors(),
         advice="; correct the class or its args. If it was resumed, its saved state may be "
         "damaged: delete the newest checkpoint",
     ):
@@ -246,9 +247,11 @@ def restore_state(
                 template["state"][index] = state | dict(moments[name])
         try:
             optimizer.load_state_dict(template)
-        except (ConfigError, TransientError, MemoryError, OSError, torch.OutOfMemoryError):
-            raise
         except FOREIGN_ERRORS as error:  # of a custom optimizer
+            if isinstance(
+                error, (ConfigError, TransientError, MemoryError, OSError, *device_errors())
+            ):
+                raise
             raise CorruptError(
                 f"{type(optimizer).__name__} refuses its saved state: {described(error)}"
             ) from error

@@ -82,7 +82,7 @@ def test_an_address_that_was_taken_for_a_path_is_shown_without_its_credential(sc
 
 @pytest.mark.parametrize("url", ["https://me:s3cr3t@host/model", "s3://key:s3cr3t@bucket/model"])
 def test_a_setting_that_is_a_local_path_refuses_an_address_with_a_credential(url: str) -> None:
-    with pytest.raises(ValueError, match="is an address with a user, a password or a token"):
+    with pytest.raises(ValueError, match="contains a user, a password or a token"):
         check_local_path(url)
     assert check_local_path("/home/me@domain/model") == "/home/me@domain/model"
 

@@ -1266,7 +1266,7 @@ def test_a_credential_in_the_place_of_a_local_path_is_refused_and_not_repeated(
     settings: dict[str, str | dict[str, str]],
 ) -> None:
     message = error_of(RECIPE, **settings)
-    assert "is an address with a user, a password or a token" in message
+    assert "contains a user, a password or a token" in message
     assert "hidden" not in message
 
 

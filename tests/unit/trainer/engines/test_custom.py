@@ -104,8 +104,15 @@ def test_an_error_of_a_method_names_setting_class_and_method(method: str) -> Non
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     "raised",
-    [torch.OutOfMemoryError(), MemoryError(), CorruptError("row 3"), TransientError("rank 1 is lost")],
-)  # fmt: skip
+    [
+        torch.OutOfMemoryError(),
+        torch.AcceleratorError("an illegal memory access"),
+        torch.distributed.DistBackendError("a link is lost"),
+        MemoryError(),
+        CorruptError("row 3"),
+        TransientError("rank 1 is lost"),
+    ],
+)
 def test_errors_that_have_a_handler_are_raised_as_they_are(method: str, raised: Exception) -> None:
     SCRIPT[method] = raised
     with pytest.raises(type(raised)) as caught:
