@@ -1,17 +1,29 @@
-"""A user's own folder `tasks/` or `storage/` in the place of AstraFlow's package of that name.
+"""What Python and Prefect would take from a folder that is not AstraFlow's.
 
-AstraFlow's packages have plain names, and Python takes the first one of a name on its path:
-PYTHONPATH or the working directory may have another. Imports would then fail, or find what somebody
-else wrote. This module imports nothing of AstraFlow, and is called before anything that does.
+Packages: AstraFlow's have plain names, and Python takes the first one of a name on its path, so
+PYTHONPATH or the working directory may have another `tasks/` or `storage/`. Imports would then
+fail, or find what somebody else wrote.
+
+Settings: Prefect reads files of the working directory. One of them may name a configuration of
+logging, which calls any function: in a folder such as /tmp another user would run code.
+
+This module imports nothing of AstraFlow, and is called before anything that does.
 """
 
 import importlib.util
+import os
+import stat
 import sys
 from pathlib import Path
 
 PACKAGES = ("storage", "data_ops", "rollout", "trainer", "tasks", "flows")
 """AstraFlow's packages beside this one."""
 PROJECT = Path(__file__).resolve().parent.parent
+SETTINGS = ("prefect.toml", ".env", "pyproject.toml")
+"""Files of the working directory in which Prefect looks for its settings."""
+ROOT = 0
+BYTES_MAX = 1_000_000
+"""Of a file of settings of another user that is searched for settings of Prefect."""
 EXIT_CONFIG = 2
 """That of the command line for errors that the user can correct."""
 
@@ -30,9 +42,23 @@ def fault(project: Path = PROJECT) -> str:
     return ""
 
 
+def foreign_settings(folder: Path, project: Path = PROJECT) -> str:
+    """Return which file of another user would set Prefect up; empty: none.
+
+    Files of root are trusted, and so is the project's folder: its owner can change the code.
+    """
+    for path in (folder / name for name in SETTINGS if folder != project):
+        if _is_foreign(path) and _may_set_prefect(path):
+            return (
+                f"{path} belongs to another user, and Prefect would read its settings from it, "
+                "which can run code; start AstraFlow in another folder"
+            )
+    return ""
+
+
 def refuse() -> None:
-    """End this process with a message when a package is shadowed."""
-    if message := fault():
+    """End this process with a message when a package is shadowed, or settings are foreign."""
+    if message := fault() or foreign_settings(_working_folder()):
         print(message, file=sys.stderr)
         sys.exit(EXIT_CONFIG)
 
@@ -48,3 +74,36 @@ def _place_of(name: str) -> Path | None:
         return Path(places[0]).resolve() if places else None
     origin = Path(spec.origin).resolve()
     return origin.parent if origin.name == "__init__.py" else origin
+
+
+def _working_folder() -> Path:
+    try:
+        return Path.cwd().resolve()
+    except OSError:  # it was deleted
+        return PROJECT
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return whether the file, or a link in its place, is neither this user's nor root's."""
+    try:
+        owners = {path.lstat().st_uid, path.stat().st_uid}
+    except OSError:  # not there, or a link to nothing
+        return False
+    return not owners <= {os.geteuid(), ROOT}
+
+
+def _may_set_prefect(path: Path) -> bool:
+    """Return whether a file contains a setting of Prefect; true where that cannot be seen."""
+    import tomllib  # few commands start beside a file of another user
+
+    about = path.stat()
+    if path.name == "prefect.toml" or not stat.S_ISREG(about.st_mode) or about.st_size > BYTES_MAX:
+        return True
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".toml":
+            return "PREFECT" in text.upper()
+        tools = tomllib.loads(text).get("tool", {})
+        return not isinstance(tools, dict) or "prefect" in tools
+    except (OSError, ValueError, RecursionError):
+        return True

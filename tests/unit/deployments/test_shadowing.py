@@ -60,3 +60,83 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
     assert call(tmp_path, "-c", code).stdout == (
         "AstraFlow's package /there/no_such_package_of_ours cannot be imported; install AstraFlow again\n"
     )
+
+
+OTHER = 65_534
+"""A user id that is neither this user's nor root's."""
+
+
+def settings_of(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
+    """Make this process one of another user than the owner of its files."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(shadowing, "ROOT", user)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("prefect.toml", ""),
+        (".env", "A=1\nprefect_logging_config_path=/tmp/x\n"),
+        ("pyproject.toml", "[tool.prefect]\n"),
+        ("pyproject.toml", '["tool"."pr\\u0065fect".logging]\n'),
+        ("pyproject.toml", "tool = ''\n"),
+        ("pyproject.toml", f"a = {'[' * 100_000}"),
+        ("pyproject.toml", "no TOML"),
+    ],
+)
+def test_prefects_settings_in_a_file_of_another_user_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    assert shadowing.foreign_settings(tmp_path) == ""  # one's own
+    settings_of(monkeypatch, OTHER)
+    assert shadowing.foreign_settings(tmp_path) == (
+        f"{tmp_path / name} belongs to another user, and Prefect would read its settings from it, "
+        "which can run code; start AstraFlow in another folder"
+    )
+    assert shadowing.foreign_settings(tmp_path, project=tmp_path) == ""
+
+
+def test_other_files_of_another_user_are_no_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings_of(monkeypatch, OTHER)
+    assert shadowing.foreign_settings(tmp_path) == ""
+    (tmp_path / ".env").write_text("MY_TOKEN=1\n")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "prefect-like"\n')
+    (tmp_path / "prefect.yaml").write_text("name: mine\n")
+    assert shadowing.foreign_settings(tmp_path) == ""
+
+
+def test_a_pipe_and_a_large_file_of_another_user_are_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings_of(monkeypatch, OTHER)
+    os.mkfifo(tmp_path / ".env")
+    assert str(tmp_path / ".env") in shadowing.foreign_settings(tmp_path)
+    (tmp_path / ".env").unlink()
+    (tmp_path / ".env").write_text("A" * shadowing.BYTES_MAX)
+    assert shadowing.foreign_settings(tmp_path) == ""
+    (tmp_path / ".env").write_text("A" * (shadowing.BYTES_MAX + 1))
+    assert str(tmp_path / ".env") in shadowing.foreign_settings(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("link", [True, False])
+@pytest.mark.parametrize(
+    "command", [["deployments.cli.app", "--help"], ["deployments.registration.flow_entrypoint"]]
+)
+def test_no_process_starts_beside_foreign_settings(
+    tmp_path: Path, command: list[str], link: bool
+) -> None:
+    settings = tmp_path / "prefect.toml"
+    if link:  # somebody else's link to a file of one's own
+        (tmp_path / "mine.toml").write_text("")
+        settings.symlink_to("mine.toml")
+    else:
+        settings.write_text("")
+    assert call(tmp_path, "-m", "deployments.cli.app", "--help").returncode == 0
+    os.chown(settings, OTHER, OTHER, follow_symlinks=False)
+    done = call(tmp_path, "-m", *command)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{settings} belongs to another user")
