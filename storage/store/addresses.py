@@ -34,13 +34,17 @@ _SHORTENED = re.compile(r"([a-z][a-z0-9+.-]*:/|//)[^/]*@", re.IGNORECASE)
 """The start of an address with a user, with a scheme and one slash, or with two slashes alone."""
 _PARAMETERS = re.compile(r"[?&#;]")
 """Characters before a parameter."""
+_NAMES = re.compile(r"([^?&#;,\s={}]{1,99})\s{0,9}=")
+"""Names in a parameter's value, as in a connection string of ODBC: `Server=db;Pwd=…`."""
 _NESTED_MAX = 3
 """Addresses in an address, each a parameter of the one before, that are searched."""
 
 
 def holds_credentials(url: str, nested_max: int = _NESTED_MAX) -> bool:
-    """Return whether the address has a user, or a parameter that is named like a secret or is such
-    an address itself; true where more than `nested_max` addresses are in one another.
+    """Return whether the address has a user, or a parameter that is named like a secret, has such
+    names in its value, or is such an address itself.
+
+    True where more than `nested_max` addresses are in one another.
     """
     if nested_max < 0:
         return True
@@ -53,7 +57,8 @@ def holds_credentials(url: str, nested_max: int = _NESTED_MAX) -> bool:
     authority = rest.partition("/")[0] if scheme in _WITH_PATHS else rest
     has_user = "@" in authority or (scheme == "s3" and ":" in authority)
     return has_user or any(
-        _SECRET.search(name) or ("://" in value and holds_credentials(value, nested_max - 1))
+        any(map(_SECRET.search, (name, *_NAMES.findall(value))))
+        or ("://" in value and holds_credentials(value, nested_max - 1))
         for name, value in map(_name_and_value, _PARAMETERS.split(rest)[1:])
     )
 

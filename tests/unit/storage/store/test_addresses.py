@@ -45,6 +45,10 @@ HIDDEN = [
     ("https://host/api?api-key=s3cr3t", "https://host/api"),
     ("https://host/api?jwt=s3cr3t", "https://host/api"),
     ("https://host/api?sas=s3cr3t", "https://host/api"),
+    ("mssql+pyodbc:///?odbc_connect=Server%3Ddb%3BUid%3Dsa%3BPwd%3Ds3cr3t", "mssql+pyodbc:///"),
+    ("mssql+pyodbc://?odbc_connect=Uid%3Dsa%3B+PWD+%3D+s3cr3t", "mssql+pyodbc://"),
+    ("mssql+pyodbc:///?odbc_connect=%7BUid%3Dsa%7D%2Cpwd%20%3Ds3cr3t", "mssql+pyodbc:///"),
+    ("postgresql:///?dsn=host%3Ddb%20password%3Ds3cr3t", "postgresql:///"),
     ("s3://bucket/prefix?endpoint=http://me:s3cr3t@host:9000", "s3://…"),
     ("s3://bucket/prefix?endpoint=http%3A%2F%2Fme:s3cr3t%40host:9000", "s3://bucket/prefix"),
 ]
@@ -57,6 +61,8 @@ CLEAN = [
     "/home/me@domain/store",
     "FILE:///home/me@domain/store",
     "https://host/api?compass=north",
+    "mssql+pyodbc:///?odbc_connect=Driver%3DODBC+Driver+18%3BServer%3Ddb%3BTrusted_Connection%3Dyes",
+    "postgresql:///db?options=-c%20search_path%3Dmlflow",
     "here",
     "databricks://profile",
 ]

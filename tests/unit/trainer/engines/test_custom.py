@@ -13,6 +13,9 @@ from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.batches import Batch, SequenceKey
 from storage.records.types import Json
 from storage.records.weights import HostTensor
+from storage.run import checkpoints
+from storage.run.checkpoints import CheckpointState
+from storage.store.object_store import ObjectStore
 from tests.support.runs.builders import batch, row
 from trainer.config import TrainConfig
 from trainer.engines.engine import ReferenceEngine, TrainEngine, make_engine
@@ -184,6 +187,25 @@ def test_a_state_that_would_not_be_read_as_it_is_is_not_saved(state: object, why
     SCRIPT["save"] = {"weight": WEIGHT}, state
     with pytest.raises(ConfigError, match=failed("save", why)):
         call("save")
+
+
+def deepest() -> Json:
+    """Return the deepest state that is saved."""
+    for depth in range(300):
+        SCRIPT["save"] = {"weight": WEIGHT}, {"a": nested(depth)}
+        try:
+            call("save")
+        except ConfigError:
+            return {"a": nested(depth - 1)}
+    raise AssertionError("every state is saved")
+
+
+def test_the_deepest_state_that_is_saved_can_be_read_in_its_checkpoint(
+    memory_store: ObjectStore,
+) -> None:
+    state = CheckpointState(deepest(), 0.0)
+    checkpoints.save(memory_store, "solver", 1, {"weight": WEIGHT}, state)
+    assert checkpoints.load(memory_store, "solver", 1)[1].engine == state.engine
 
 
 def test_numbers_of_other_libraries_and_tuples_are_saved() -> None:

@@ -175,3 +175,12 @@ def test_a_fault_of_a_custom_correction_names_setting_and_class(
     with pytest.raises(ConfigError, match=where + message) as raised:
         weights(custom("Wrong"))
     assert isinstance(raised.value.__cause__, type(result) if message[:3] == "Key" else ValueError)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError(), torch.AcceleratorError()])
+def test_an_error_of_the_device_in_a_custom_correction_is_raised_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(Wrong, "result", error)
+    with pytest.raises(type(error)):
+        weights(custom("Wrong"))

@@ -296,12 +296,14 @@ def test_a_fault_of_a_custom_loss_names_setting_and_class(fault: str, message: s
 
 
 class Backward(Plain):
-    """Fails in the backward pass: by an operation in place, or for want of memory."""
+    """Fails in the backward pass, or for want of memory in one of its methods."""
 
     def __init__(self, fault: str) -> None:
         self.fault = fault
 
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
+        if self.fault == "prepare":
+            raise torch.OutOfMemoryError
         return Prepared()
 
     def token_losses(
@@ -310,9 +312,17 @@ class Backward(Plain):
         values_N = -(logprobs_N - behaviour_N).exp() * advantages_N
         if self.fault == "in place":
             advantages_N.zero_()
+        if self.fault == "token_losses":
+            raise torch.OutOfMemoryError
         if self.fault == "memory":
             values_N.register_hook(out_of_memory)
         return TokenLoss(values_N, torch.zeros_like(advantages_N, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("method", ["prepare", "token_losses"])
+def test_want_of_memory_in_a_custom_loss_is_raised_as_it_is(method: str) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        stepped(custom("Backward", fault=method))
 
 
 def out_of_memory(gradient: Tensor) -> None:
