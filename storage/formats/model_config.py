@@ -22,9 +22,12 @@ CODE_KEYS: Final = frozenset(
     (
         *("auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation"),
         *("experts_implementation", "_experts_implementation"),
+        *("attribute_map", "configuration_files"),
     )
 )
-"""Keys of a configuration that name Python code, or kernels of the hub."""
+"""Keys of a configuration that name Python code, kernels of the hub, other names of these keys, or
+files that transformers reads in place of `config.json`.
+"""
 WEIGHTS_KEY: Final = "transformers_weights"
 """Key of a configuration with the file that transformers loads instead of `model.safetensors`."""
 TASK_KEY: Final = "task_specific_params"

@@ -163,8 +163,8 @@ def decode(body: bytes) -> Evaluation:
     header = build(_Header, text, "the header of an evaluation")
     return Evaluation(
         versions=header.versions,
-        dataset=header.dataset[:NAME_MAX],
-        workflow=header.workflow[:NAME_MAX],
+        dataset=_shown(header.dataset),
+        workflow=_shown(header.workflow),
         rows=tuple(arrow_files.strings(table, "prompt_id")),
         first_attempt=_checked_results(
             arrow_files.numbers(table, "first_attempt"), "first_attempt"
@@ -174,6 +174,11 @@ def decode(body: bytes) -> Evaluation:
         seconds=header.seconds,
         num_kept=header.num_kept,
     )
+
+
+def _shown(name: str) -> str:
+    """Return a name of a data set or workflow as one line, of NAME_MAX characters at most."""
+    return " ".join(name[:NAME_MAX].splitlines())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,3 +197,9 @@ def test_very_long_names_are_cut_when_an_evaluation_is_read() -> None:
     long = replace(evaluation(1), dataset="d" * 100_000, workflow="w" * 100_000)
     read = evaluations.decode(evaluations.encode(long))
     assert (read.dataset, read.workflow) == ("d" * 1_000, "w" * 1_000)
+
+
+def test_names_with_line_ends_are_one_line_when_an_evaluation_is_read() -> None:
+    written = replace(evaluation(1), dataset="sums\r\ntest", workflow="a)\n  verify: fine\u2028")
+    read = evaluations.decode(evaluations.encode(written))
+    assert (read.dataset, read.workflow) == ("sums test", "a)   verify: fine")

@@ -2,7 +2,9 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import mlflow
@@ -36,13 +38,18 @@ MORE = {"max_new_tokens": 5, "do_sample": False}
 
 
 def registered(
-    folder: Path, uri: str, weights: str, changed: Json | None = None, file: str = "config.json"
+    folder: Path,
+    uri: str,
+    weights: str,
+    changed: Json | None = None,
+    file: str = "config.json",
+    others: Mapping[str, bytes] = MappingProxyType({}),
 ) -> tuple[ObjectStore, Any]:
     """A completed run of random models, version 3 of which MLflow has; its store and the model.
 
-    `changed` is merged into this file of the model.
+    `changed` is merged into this file of the model; `others` are further files of it.
     """
-    files = model_files(BASE)
+    files = {**model_files(BASE), **others}
     files[file] = json.dumps(json.loads(files[file]) | (changed or {})).encode()
     config = load(RECIPE, {"tracking.registered_weights": weights})
     store = open_store(str(folder / "store"))
@@ -66,7 +73,10 @@ def answer_of(model: Any, folder: Path) -> str:
     return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def test_loading_a_copy_runs_no_code_that_its_configuration_names(uri: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["auto_map", "attribute_map", "configuration_files"])
+def test_loading_a_copy_runs_no_code_that_its_configuration_names(
+    uri: str, tmp_path: Path, way: str
+) -> None:
     import mlflow.transformers
     from mlflow.exceptions import MlflowException
 
@@ -76,8 +86,18 @@ def test_loading_a_copy_runs_no_code_that_its_configuration_names(uri: str, tmp_
         f"open({str(trace)!r}, 'w').close()\n"
         "from transformers import Qwen3Config\n\n\nclass Stranger(Qwen3Config): ...\n"
     )
-    changed = {"architectures": ["Nobody"], "auto_map": {"AutoConfig": f"{code}--module.Stranger"}}
-    registered(tmp_path, uri, "copy", changed)
+    classes = {"AutoModelForCausalLM": f"{code}--module.Stranger"}
+    changed: Json = {"architectures": ["Stranger"]}
+    others = {}
+    if way == "attribute_map":
+        changed |= {way: {"other": "auto_map"}, "other": classes}
+    elif way == "configuration_files":
+        config = json.loads(model_files(BASE)["config.json"]) | changed | {"auto_map": classes}
+        others = {"config.4.0.0.json": json.dumps(config).encode()}
+        changed |= {way: list(others)}
+    else:
+        changed |= {way: classes | {"AutoConfig": classes["AutoModelForCausalLM"]}}
+    registered(tmp_path, uri, "copy", changed, others=others)
     with pytest.raises((MlflowException, AttributeError)):
         mlflow.transformers.load_model(MODEL)
     assert not trace.exists()
