@@ -106,7 +106,7 @@ class Follower:
         self.ask = ask
         self.read_flow = read_flow
         self.started = time.monotonic() - followed.elapsed_s
-        self.flow = FlowRun(followed.flow_run_id, "Scheduled", False, "")
+        self.flow = FlowRun(followed.flow_run_id, "", False, "")
         self.flow_seen = -math.inf
         self.prefect_unreachable = False
         self.ended_at: float | None = None

@@ -262,7 +262,11 @@ def test_a_server_that_does_not_respond_at_first_is_asked_again(
         "only the store is shown until Prefect answers: the Prefect server does not respond "
         "(ReadTimeout)"
     )
-    assert "] interrupted  its supervisor's flow run is Running" in capsys.readouterr().out
+    assert [line.partition("]")[2] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        " interrupted",
+        " interrupted  its supervisor's flow run is Running",
+        " completed  its supervisor's flow run is Completed",
+    ]
 
 
 @pytest.mark.parametrize("has_server", [True, False])
