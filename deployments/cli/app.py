@@ -24,7 +24,7 @@ from deployments.cli.output.terminal import EXIT_FAILED
 from deployments.paths import home
 from storage.errors import AstraFlowError, ConfigError
 from storage.store.addresses import text_without_credentials
-from tasks.terminal_text import plain
+from tasks.terminal_text import one_line, plain
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,8 +80,9 @@ class _PlainFormatter(logging.Formatter):
     """Formats warnings of other modules, which may quote stored text."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as plain text."""
-        return plain(super().format(record))
+        """Return the record as one line of plain text, a traceback as several."""
+        text = super().format(record)
+        return plain(text) if record.exc_info else one_line(text)
 
 
 def _with_errors_printed(function: Callable[P, T]) -> Callable[P, T]:

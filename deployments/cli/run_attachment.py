@@ -2,7 +2,7 @@
 schedule or from Prefect's page.
 """
 
-from deployments.cli import run_launcher
+from deployments.cli import run_follower, run_launcher
 from deployments.cli.output import live_view
 from deployments.cli.output.live_view import View
 from deployments.cli.output.plain_console import PlainConsole
@@ -24,22 +24,25 @@ from tasks.terminal_text import one_line
 def attach(home: Home, store: ObjectStore, run_id: str, say: Say) -> bool:
     """Show the run until it ends; of a run that is over, show the last picture.
 
-    Ctrl-C leaves the run going. Without Prefect's server the view comes from the store alone.
+    Ctrl-C leaves the run going. Without Prefect's server, and until it answers, the view comes from
+    the store alone.
     Return True when the run completed or used up its budget, or when the user stopped watching.
 
     Raises:
         ConfigError: neither the store nor Prefect has the run.
     """
+    server, flow_run, is_asked_again = "", None, False
     try:
         server = up_down.adopt_server(home)
         flow_run = flow_runs.newest_supervisor(server, run_id)
     except ConfigError as error:
-        server, flow_run = "", None
-        say(f"only the store is shown: {error}")
+        is_asked_again = bool(server)
+        until = " until Prefect answers" if is_asked_again else ""
+        say(f"only the store is shown{until}: {error}")
     is_active = flow_run is not None and not (flow_run.final or flow_run.is_suspended)
     run = store.sub(layout.run_prefix(run_id))
     seen = None if is_active and not run.exists(layout.RUN) else status(store, run_id)
-    if seen is not None and not is_active and _is_over(seen):
+    if seen is not None and not is_active and _is_over(seen, run, is_asked_again):
         PlainConsole().print(live_view.picture(_last_view(seen, flow_run)))
         say(f"{run_id} is {seen.state}: {one_line(seen.reason)}")
         return seen.state in ("completed", "exhausted")
@@ -59,8 +62,10 @@ def attach(home: Home, store: ObjectStore, run_id: str, say: Say) -> bool:
     return run_launcher.watch(followed, say, ask=None)
 
 
-def _is_over(seen: Status) -> bool:
-    return seen.closing is None and seen.state in (*ENDED, "interrupted")
+def _is_over(seen: Status, run: ObjectStore, is_asked_again: bool) -> bool:
+    if seen.state == "interrupted":
+        return not is_asked_again and not run_follower.supervisor_lives_here(run)
+    return seen.closing is None and seen.state in ENDED
 
 
 def _last_view(seen: Status, flow_run: FlowRun | None) -> View:

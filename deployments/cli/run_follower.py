@@ -6,11 +6,14 @@ state of the supervisor's flow run from Prefect.
 """
 
 import math
+import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import get_args
 
+import psutil
 from rich.console import Console
 from rich.live import Live
 
@@ -41,7 +44,7 @@ time of a process on this machine is one, here and below: it is slow, not dead.
 """
 AWAY_LIMIT_S = 60.0
 """A supervisor without a heartbeat is dead if Prefect does not answer for this time either; one of
-the two alone may be slow.
+the two alone may be slow. One whose process is on this machine is not dead.
 """
 SUCCESSOR_ANSWERS = 30
 """Answers of Prefect's server, FLOW_POLL_S apart or more, within which an automation starts a dead
@@ -60,7 +63,7 @@ class Followed:
     run_id: str
     api_url: str
     flow_run_id: str
-    """Empty when no Prefect server is known that has it."""
+    """Empty while it is not known."""
     links: dict[str, str]
     home: Home
     previous_stop: Stop | None = None
@@ -73,13 +76,17 @@ class Followed:
 
 def _read_flow(followed: Followed, flow_run_id: str) -> FlowRun:
     """Return the supervisor's flow run; the one that was started in its place, if it crashed."""
-    if not flow_run_id:
-        raise ConfigError("no flow run is known")
-    flow = flow_runs.read(followed.api_url, flow_run_id, POLL)
-    if flow.state != CRASHED:
+    if not followed.api_url:
+        raise ConfigError("no Prefect server is known")
+    flow = flow_runs.read(followed.api_url, flow_run_id, POLL) if flow_run_id else None
+    if flow is not None and flow.state != CRASHED:
         return flow
     newest = flow_runs.newest_supervisor(followed.api_url, followed.run_id, POLL)
-    return newest if newest is not None and newest.created_s > flow.created_s else flow
+    if newest is not None and (flow is None or newest.created_s > flow.created_s):
+        return newest
+    if flow is None:
+        raise ConfigError(f"Prefect has no flow run of {followed.run_id}")
+    return flow
 
 
 class Follower:
@@ -99,11 +106,12 @@ class Follower:
         self.ask = ask
         self.read_flow = read_flow
         self.started = time.monotonic() - followed.elapsed_s
-        self.flow = FlowRun(followed.flow_run_id, "Scheduled", False, "")
+        self.flow = FlowRun(followed.flow_run_id, "", False, "")
         self.flow_seen = -math.inf
         self.prefect_unreachable = False
         self.ended_at: float | None = None
         self.lost_at: float | None = None
+        self.lives_here = False
         self.processes = FlowProcesses()
         self.crashed_answers = 0
         """Answers in a row that the supervisor crashed, and that no other one was started."""
@@ -145,6 +153,7 @@ class Follower:
         try:
             if self._has_begun(run):
                 seen = status(store, run_id)
+                self.lives_here = seen.state == "interrupted" and supervisor_lives_here(run)
                 base_model, note = _base_model(run)
         except TransientError as error:
             note = f"the store does not answer: {error}"
@@ -176,7 +185,7 @@ class Follower:
         lost = self.prefect_unreachable and seen is not None and seen.state == "interrupted"
         if not lost:
             self.lost_at = None
-        elif self.lost_at is None or self._works(AWAY_LIMIT_S):
+        elif self.lost_at is None or self.lives_here or self._works(AWAY_LIMIT_S):
             self.lost_at = now
         is_suspended = self.flow.is_suspended and seen is not None and seen.state == "suspended"
         if is_suspended and seen is not None and seen.closing is None:
@@ -252,6 +261,19 @@ class Follower:
             cancel(run)
         else:
             flow_runs.cancel(self.followed.api_url, self.flow.id)
+
+
+def supervisor_lives_here(run: ObjectStore) -> bool:
+    """Whether the process that wrote the supervisor's heartbeat is on this machine and has not
+    ended. One that was started after the heartbeat has got its process id since.
+    """
+    for beat in heartbeats.read_all(run).beats:
+        if beat.kind == "supervisor" and not beat.has_ended and beat.host == socket.gethostname():
+            with suppress(psutil.Error, OSError):
+                process = psutil.Process(beat.pid)
+                is_zombie = process.status() == psutil.STATUS_ZOMBIE
+                return not is_zombie and process.create_time() <= beat.beat_s
+    return False
 
 
 def cancel(run: ObjectStore) -> Stop:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.registration import run_logs
+from deployments.registration.client import UnavailableError
 from deployments.registration.run_logs import Members
 from storage.errors import ConfigError
 from tasks.services.prefect_settings import POLL, RequestLimits
@@ -54,41 +55,57 @@ class RunLogPrinter:
     _begin: datetime.datetime | None = field(default=None, init=False)
     """Time of the first record that was printed: the first poll returns earlier ones, too."""
 
-    def print_last(self, num_lines: int) -> None:
-        """Print the newest records.
+    def print_last(self, num_lines: int, until_available: bool = False) -> None:
+        """Print the newest records. With `until_available`, a server that does not respond is asked
+        again.
 
         Raises:
             ConfigError: the server does not respond, or has no such run or member.
         """
-        self._find()
-        records = run_logs.newest(self.api_url, self._flow_runs(), num_lines)
-        self._print(records)
-        self._begin = records[0].timestamp if records else None
+        if until_available:
+            self._repeat(lambda: self._print_last(num_lines), UnavailableError)
+        else:
+            self._print_last(num_lines)
 
     def follow(self) -> None:
         """Print new records until every flow run of the run has ended. A server that does not
         respond is asked again.
         """
+        self._repeat(self._print_new, ConfigError)
+
+    def _repeat(self, is_done: Callable[[], bool], error_kind: type[ConfigError]) -> None:
+        """Call `is_done` every POLL_S until it returns true; warn of an error, once in a row."""
         away = False
         while True:
-            all_ended = self._members.all_ended  # the last records are read after it
             try:
-                at = None if self._newest is None else self._newest - LATE
-                records = run_logs.since(
-                    self.api_url, self._flow_runs(), at, self._printed, self.limits
-                )
-                self._print(records, self._begin)
-                self._begin = None
-                if all_ended and len(records) < run_logs.RECORDS_MAX:
+                if is_done():
                     return
-                if time.monotonic() - self._found_at_s >= FIND_S:
-                    self._find()
                 away = False
-            except ConfigError as error:
+            except error_kind as error:
                 if not away:
                     self.warn(f"{error}; asking again every {POLL_S:.0f} s")
                 away = True
             self.pause(POLL_S)
+
+    def _print_last(self, num_lines: int) -> bool:
+        self._find()
+        records = run_logs.newest(self.api_url, self._flow_runs(), num_lines)
+        self._print(records)
+        self._begin = records[0].timestamp if records else None
+        return True
+
+    def _print_new(self) -> bool:
+        """Print the records since the last poll; return whether they are the last ones."""
+        all_ended = self._members.all_ended  # the last records are read after it
+        at = None if self._newest is None else self._newest - LATE
+        records = run_logs.since(self.api_url, self._flow_runs(), at, self._printed, self.limits)
+        self._print(records, self._begin)
+        self._begin = None
+        if all_ended and len(records) < run_logs.RECORDS_MAX:
+            return True
+        if time.monotonic() - self._found_at_s >= FIND_S:
+            self._find()
+        return False
 
     def _find(self) -> None:
         members = run_logs.find(self.api_url, self.run_id)

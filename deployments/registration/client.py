@@ -9,6 +9,8 @@ from storage.store.addresses import without_credentials
 from tasks.services.prefect_settings import (
     COMMAND,
     REFUSED,
+    SERVER_ERROR,
+    TRY_LATER,
     RequestLimits,
     client_of,
     import_prefect,
@@ -17,12 +19,16 @@ from tasks.services.prefect_settings import (
 )
 
 
+class UnavailableError(ConfigError):
+    """The server does not respond, is busy or fails; it may respond later."""
+
+
 @contextmanager
 def connected(api_url: str, limits: RequestLimits = COMMAND) -> Iterator[Any]:
     """Yield a client.
 
-    Raises ConfigError when the server does not respond, refuses access or is not one of Prefect,
-    and when Prefect cannot use its settings.
+    Raises ConfigError when the server does not respond (UnavailableError), refuses access or is not
+    one of Prefect, and when Prefect cannot use its settings.
     """
     import_prefect()
     import httpx
@@ -38,7 +44,7 @@ def connected(api_url: str, limits: RequestLimits = COMMAND) -> Iterator[Any]:
             "as http://HOST:4200/api"
         ) from error
     except httpx.TransportError as error:
-        raise ConfigError(
+        raise UnavailableError(
             f"the Prefect server at {shown} does not respond ({type(error).__name__}); "
             "`astraflow up` starts a local one, PREFECT_API_URL names another"
         ) from error
@@ -50,4 +56,6 @@ def connected(api_url: str, limits: RequestLimits = COMMAND) -> Iterator[Any]:
                 "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY to the server's, or run "
                 "`astraflow down` and `astraflow up` if it is the local stack's"
             ) from error
-        raise ConfigError(strange_answer(api_url, error)) from error
+        status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else 0
+        kind = UnavailableError if status in TRY_LATER or status >= SERVER_ERROR else ConfigError
+        raise kind(strange_answer(api_url, error)) from error

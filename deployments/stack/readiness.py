@@ -90,7 +90,7 @@ def wait_until(
     progress = Progress(process)
     while not ready():
         if process is not None and not is_alive(process):
-            raise ConfigError(f"{what} ended while it was starting; {_log(process)}")
+            raise ConfigError(f"{what} ended before it was ready; {_log(process)}")
         now = time.monotonic()
         if now - measured_at >= MEASURE_INTERVAL_S:
             measured_at = now
@@ -108,7 +108,7 @@ def wait_until(
             said_at = now
             idle = progress.stalled_s >= SAY_INTERVAL_S
             say(
-                f"{what} is still starting ({now - began:.0f} s, "
+                f"{what} is not ready yet ({now - began:.0f} s, "
                 f"{'idle' if idle else 'using CPU time'})"
             )
         time.sleep(POLL_S)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from storage.plain_names import PartName
 from storage.records.numbers import QUANTITY_MAX, Quantity, SignedQuantity
@@ -36,19 +36,22 @@ Total: TypeAlias = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=QUANTI
 Totals: TypeAlias = Mapping[PartName, Total]
 """policy → number."""
 
+Share: TypeAlias = Annotated[Quantity, AfterValidator(lambda share: min(share, 1.0))]
+"""A fraction of a whole; a larger number is 1."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorProgress:
     members: Total = 0
     members_done: Total = 0
-    closing_share: Quantity = 0.0
-    """Completed share (0-1) of the current closing step; 0 for a step that is not measured."""
+    closing_share: Share = 0.0
+    """Completed share of the current closing step; 0 for a step that is not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseModelProgress:
-    base_model: Quantity | None = None
-    """Completed share (0-1) of building the base models; None before the first report."""
+    base_model: Share | None = None
+    """Completed share of building the base models; None before the first report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,7 @@ class TrainerProgress:
     tokens_trained: Total = 0
     tokens_per_s: Quantity = 0.0
     """Of the last step."""
-    wait_fraction: Quantity = 0.0
+    wait_fraction: Share = 0.0
     """Share of the last step's wall-clock that passed waiting for its batch."""
     reward_mean: SignedQuantity | None = None
     """Mean reward of the sequences of the policy that were played before the last step's batch was

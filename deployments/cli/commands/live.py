@@ -64,6 +64,6 @@ def logs(
         console=console(),
         warn=warn,
     )
-    printer.print_last(tail)
+    printer.print_last(tail, until_available=follow)
     if follow:
         printer.follow()

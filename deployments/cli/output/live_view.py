@@ -42,7 +42,7 @@ class View:
     run_id: str
     elapsed_s: float
     flow_state: str
-    """Prefect's state of the supervisor's flow run."""
+    """Prefect's state of the supervisor's flow run; empty while it is not known."""
     status: Status | None
     """None until the run exists in the store."""
     base_model: float | None = None
@@ -80,7 +80,7 @@ def _line(view: View) -> str:
     head = f"[{clock(view.elapsed_s)}] {_state(view).plain}"
     status = view.status
     if status is None:
-        return f"{head}  waiting for the supervisor (Prefect: {view.flow_state})"
+        return f"{head}  waiting for the supervisor{_flow_state(view)}"
     if status.state == "starting":
         doing = status.reason or "the supervisor is starting"
         if view.base_model is not None:
@@ -89,7 +89,9 @@ def _line(view: View) -> str:
     if status.closing is not None:
         return f"{head}  {closing_words(status.closing)}"
     if status.state in STATE_STYLES:
-        return f"{head}  its supervisor's flow run is {view.flow_state}"
+        return (
+            f"{head}  its supervisor's flow run is {view.flow_state}" if view.flow_state else head
+        )
     policies = [_policy_words(name, policy) for name, policy in status.policies.items()]
     tokens = sum(region.tokens_per_s for region in status.regions.values())
     workers = sum(region.workers for region in status.regions.values())
@@ -254,9 +256,7 @@ def percent(value: float | None) -> str:
 
 def _progress(view: View) -> RenderableType:
     if view.status is None:
-        return Text(
-            f"waiting for the supervisor to begin (Prefect: {view.flow_state})", style="dim"
-        )
+        return Text(f"waiting for the supervisor to begin{_flow_state(view)}", style="dim")
     if view.base_model is not None and view.status.state == "starting":
         return _bar(
             view.base_model,
@@ -270,6 +270,10 @@ def _progress(view: View) -> RenderableType:
         else view.status.reason
     )
     return _bar(done / planned, one_line(f"{done} of {planned} steps  {doing}"))
+
+
+def _flow_state(view: View) -> str:
+    return f" (Prefect: {view.flow_state})" if view.flow_state else ""
 
 
 def _bar(share: float, words: str) -> RenderableType:

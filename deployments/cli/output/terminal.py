@@ -13,7 +13,7 @@ import typer
 from deployments.cli import run_id_completion
 from deployments.paths import Home, home
 from storage.errors import ConfigError
-from tasks.terminal_text import plain
+from tasks.terminal_text import one_line
 
 if TYPE_CHECKING:
     from deployments.cli.output.plain_console import PlainConsole
@@ -104,13 +104,13 @@ def console() -> "PlainConsole":
 
 
 def say(message: str) -> None:
-    """Print a message, which may contain stored text."""
-    typer.echo(plain(message))
+    """Print a message, which may contain stored text, as one line."""
+    typer.echo(one_line(message))
 
 
 def warn(message: str) -> None:
-    """Print a warning to stderr."""
-    typer.secho(plain(message), fg="yellow", err=True)
+    """Print a warning, which may contain stored text, as one line to stderr."""
+    typer.secho(one_line(message), fg="yellow", err=True)
 
 
 def write_text(file: Path, text: str) -> None:

@@ -4,6 +4,7 @@ others.
 
 import io
 import json
+import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from deployments.cli.app import app
-from deployments.cli.output import live_view, tables
+from deployments.cli.app import _PlainFormatter, app
+from deployments.cli.output import live_view, tables, terminal
 from deployments.cli.output.plain_console import PlainConsole
 from storage.errors import CorruptError
 from storage.formats.json_objects import seal, unseal
@@ -411,6 +412,18 @@ def test_stored_text_cannot_contain_terminal_commands() -> None:
         assert command not in text
     assert "\n" not in line
     assert "\x1b" not in line
+
+
+def test_stored_text_adds_no_line_to_messages_and_warnings(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    terminal.say(HOSTILE)
+    terminal.warn(HOSTILE)
+    shown = capsys.readouterr()
+    record = logging.LogRecord("storage", logging.WARNING, "", 0, "%s", (HOSTILE,), None)
+    texts = [shown.out, shown.err, _PlainFormatter().format(record) + "\n"]
+    assert [text.count("\n") for text in texts] == [1, 1, 1]
+    assert all("# forged" in text and "\x1b]" not in text for text in texts)
 
 
 def test_stored_text_cannot_be_markup_of_the_report() -> None:

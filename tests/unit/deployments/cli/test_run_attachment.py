@@ -1,5 +1,8 @@
 """Attaching to a run that another process has started; Prefect's answers are scripted."""
 
+import os
+import socket
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,8 +22,9 @@ from storage.formats.json_objects import seal
 from storage.records.control import RunEnd, Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
-from tasks.monitoring.status import status
+from tasks.monitoring.status import Status, status
 from tasks.recipes import loader
+from tests.support.runs import builders
 
 RUNNING = FlowRun("f", "Running", False, "", created_s=1.0)
 COMPLETED = FlowRun("f", "Completed", True, "", created_s=1.0)
@@ -218,6 +222,96 @@ def test_without_prefects_server_the_store_alone_is_followed(
         attached = Attached(store, tmp_path)
     assert attached.said[0] == "only the store is shown: there is no Prefect server"
     assert attached.completed
+
+
+def _does_not_respond(*args: object) -> FlowRun:
+    raise ConfigError("the Prefect server does not respond (ReadTimeout)")
+
+
+def test_a_server_that_does_not_respond_at_first_is_asked_again(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The supervisor, on another machine, is silent for 130 s, and longer than the limit for both."""
+    run, now_s = create(), [0.0]
+    monkeypatch.setattr("deployments.cli.run_follower.time.monotonic", lambda: now_s[0])
+    beat = builders.heartbeat("supervisor", "supervisor", beat_s=time.time() - 130.0)
+    builders.put_heartbeat(run, beat)
+
+    def running() -> FlowRun:
+        now_s[0] += 130.0
+        return RUNNING
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", time.time()))
+        return COMPLETED
+
+    prefect_has(monkeypatch, RUNNING, running, end)
+    questions = iter([False, False, True])
+    monkeypatch.setattr(
+        flow_runs,
+        "newest_supervisor",
+        lambda *args: RUNNING if next(questions) else _does_not_respond(),
+    )
+    attached = Attached(store, tmp_path)
+    assert attached.completed
+    assert attached.said[0] == (
+        "only the store is shown until Prefect answers: the Prefect server does not respond "
+        "(ReadTimeout)"
+    )
+    assert [line.partition("]")[2] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        " interrupted",
+        " interrupted  its supervisor's flow run is Running",
+        " completed  its supervisor's flow run is Completed",
+    ]
+
+
+@pytest.mark.parametrize("has_server", [True, False])
+def test_a_supervisor_whose_process_lives_on_this_machine_is_never_given_up(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_server: bool,
+) -> None:
+    """It is stopped (SIGSTOP): neither a heartbeat nor CPU time shows that it lives."""
+    run, now_s = create(), [0.0]
+    monkeypatch.setattr("deployments.cli.run_follower.time.monotonic", lambda: now_s[0])
+
+    def silent(store: ObjectStore, run_id: str) -> Status:
+        now_s[0] += 50.0
+        if now_s[0] > 1000.0:
+            runs.request_stop(run, Stop("completed", "all done", time.time()))
+        return status(store, run_id, time.time() + 130.0)
+
+    monkeypatch.setattr(run_attachment, "status", silent)
+    monkeypatch.setattr(run_follower, "status", silent)
+    monkeypatch.setattr(flow_runs, "newest_supervisor", _does_not_respond)
+    if not has_server:
+        monkeypatch.setattr(up_down, "adopt_server", _does_not_respond)
+    here = builders.heartbeat(
+        "supervisor",
+        "supervisor",
+        beat_s=time.time(),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+    )
+    builders.put_heartbeat(run, here)
+    assert Attached(store, tmp_path).completed
+    runs.clear_stop(run)
+    now_s[0] = 0.0
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for gone in (replace(here, pid=ended.pid), replace(here, beat_s=1.0), replace(here, host="x")):
+        builders.put_heartbeat(run, gone)
+        if has_server:
+            with pytest.raises(AstraFlowError, match="supervisor of tiny-1 ended before the run"):
+                Attached(store, tmp_path)
+        else:
+            assert not Attached(store, tmp_path).completed
 
 
 def test_a_run_that_nobody_knows_is_an_error(

@@ -277,6 +277,24 @@ def test_a_record_with_a_wrong_time_hides_no_other(
     assert sorted(line[12:] for line in run.lines) == ["before", "new", "wrong"]
 
 
+def test_a_server_that_is_away_at_first_is_asked_again_and_an_unknown_run_is_not(run: Run) -> None:
+    run.log(run.supervisor, 1, "the first line")
+    printer = run.printer()
+    here, printer.api_url = printer.api_url, "http://127.0.0.1:1/api"
+
+    def back() -> None:
+        printer.api_url = here
+
+    printer.pause = _in_turn(lambda: None, back)
+    printer.print_last(10, until_available=True)
+    assert run.lines == ["supervisor  the first line"]
+    (warning,) = run.warned
+    assert "does not respond" in warning
+    run.id = "nobody"
+    with pytest.raises(ConfigError, match="has no flow run of nobody"):
+        run.printer().print_last(10, until_available=True)
+
+
 def test_a_server_that_is_away_for_a_while_is_asked_again(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,7 +109,7 @@ def test_a_dead_component_gives_an_error_immediately(tmp_path: Path) -> None:
     with (
         Started("print('no such port'); raise SystemExit(3)", tmp_path) as part,
         pytest.raises(
-            ConfigError, match=r"(?s)^the part ended while it was starting; .*no such port"
+            ConfigError, match=r"(?s)^the part ended before it was ready; .*no such port"
         ),
     ):
         readiness.wait_until(lambda: False, "the part", part)
@@ -122,7 +122,7 @@ def test_the_awaited_component_is_reported_repeatedly(
     messages: list[str] = []
     for program, state in ((BUSY, "using CPU time"), (IDLE, "idle")):
         messages.clear()
-        words = re.compile(rf"the part is still starting \(\d+ s, {state}\)")
+        words = re.compile(rf"the part is not ready yet \(\d+ s, {state}\)")
 
         def told_twice(words: re.Pattern[str] = words) -> bool:
             return sum(words.fullmatch(item) is not None for item in messages) >= 2

@@ -46,6 +46,22 @@ def test_each_progress_record_is_read_back_unchanged(
     assert readable(memory_store) == [builders.heartbeat(kind, "member", progress=progress)]
 
 
+@pytest.mark.parametrize(
+    ("absurd", "read"),
+    [
+        (BaseModelProgress(base_model=2**53), BaseModelProgress(base_model=1.0)),
+        (SupervisorProgress(closing_share=2**53), SupervisorProgress(closing_share=1.0)),
+        (TrainerProgress(wait_fraction=1.5), TrainerProgress(wait_fraction=1.0)),
+    ],
+)
+def test_a_share_above_one_is_read_as_one(
+    memory_store: ObjectStore, absurd: Progress, read: Progress
+) -> None:
+    (kind,) = (kind for kind, record in PROGRESS_OF.items() if record is type(absurd))
+    builders.put_heartbeat(memory_store, builders.heartbeat(kind, "member", progress=absurd))
+    assert [beat.progress for beat in readable(memory_store)] == [read]
+
+
 def test_an_unreadable_heartbeat_does_not_hide_the_others(memory_store: ObjectStore) -> None:
     for member in ("a", "b"):
         with HeartbeatWriter(memory_store, "rollout", member, 0, IDLE_S):
