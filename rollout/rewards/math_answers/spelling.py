@@ -232,9 +232,12 @@ ONE_TOKEN: Final = re.compile(
 EN_DASH: Final = re.compile(r"(?<=\d)--(?=\d)")
 """A range in TeX: `5--6`."""
 WHITE: Final = re.compile(r"\s+")
-LOOSE: Final = re.compile(r" (?![0-9A-Za-z.])|(?<![0-9A-Za-z.},;]) ")
+LOOSE: Final = re.compile(
+    r" (?![0-9A-Za-z.]|(?<=[a-zA-Z] )- [a-z]{3})"
+    r"|(?<![0-9A-Za-z.},;]) (?!(?<=[a-zA-Z] - )[a-z]{3})"
+)
 """A space without meaning: not between two words, numbers or items of a list. `1, 200` is a list,
-`1,200` a number.
+`1,200` a number. `boys - girls` is no word as `push-ups`.
 """
 SPACE: Final = re.compile(r" (?!\d)|(?<![\d,]) |(?<=,) (?!\d{3}(?!\d))")
 

@@ -10,10 +10,11 @@ TOKEN: Final = re.compile(
     r"(?P<numeral>(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4}(?![\d.a-zA-Z]))?)"
     r"|\\text ?\{(?P<text>[^{}]*)\}"
     r"|(?P<command>\\[a-zA-Z]+)"
-    r"|(?P<word>[a-zA-Z]+)"
+    r"|(?P<word>(?:[A-Z]|[a-zA-Z]{2,})(?:-[a-zA-Z]{3,})+|[a-zA-Z]+)"
     r"|(?P<sign>[-+*/^_(){}%.€£¥₹₩])",
     re.ASCII,
 )
+"""A hyphen belongs to a word if at least three letters follow it: `push-ups`, `T-shirts`."""
 DEGREES: Final = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-zA-Z]))")
 
 

@@ -47,19 +47,18 @@ LETTERS: Final = frozenset(LETTERS_TEXT.split())
 """Units of one letter, which need a space before them: `5m` is five times m."""
 
 NO_UNITS_TEXT: Final = (
-    "a an and or not nor but no non minus plus times over by of to from than then less more most "
-    "least "
-    "between about around approximately mod modulo divided multiplied times squared cubed pi tau "
-    "phi inf "
-    "infinity infinite sqrt root roots log ln exp sin cos tan cot sec csc arcsin arccos arctan "
-    "sinh cosh "
-    "tanh frac cdot choose factorial half halves halved quarter quarters dozens base if when for "
-    "where "
-    "is are either both none undefined unknown i e x y z "
-    "double doubled triple tripled quadrupled twice thrice inverse reciprocal negative raised add "
-    "added subtract subtracted exceeding remainder below under above versus vs through till until "
-    "except mille score gross binary octal hexadecimal bn mn kilo mega mil mils grand permille "
-    "permil ppm ppb ppt repeating repeated recurring periodic"
+    "a an and or not nor but no non minus plus times over by to from than then less lesser "
+    "more most least fewer greater between about around approximately mod modulo divided "
+    "multiplied squared cubed pi tau phi inf infinity infinite sqrt root roots log ln exp "
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh frac cdot choose factorial "
+    "half halves halved quarter quarters dozens base if when for where is are either both "
+    "none undefined unknown i e x y z double doubled triple tripled quadruple quadrupled "
+    "quintuple quintupled twice thrice inverse reciprocal negative imaginary conjugate "
+    "complement transpose raised power powers exponent multiply divide add added subtract "
+    "subtracted exceeding remainder below under above versus vs through till until except "
+    "mille score gross binary ternary octal hexadecimal hex bn mn kilo mega giga mil mils "
+    "thou grand quintillion sextillion googol permille permil ppm ppb ppt basis bps nil "
+    "theta lambda sigma omega repeating repeated recurring periodic"
 )
 DIGITS_TEXT: Final = "zero one two three four five six seven eight nine ten eleven twelve"
 TEENS_TEXT: Final = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -72,7 +71,7 @@ ORDINALS: Final = (
     *(word.removesuffix("y") + "ieth" for word in TENS_TEXT.split()),
     *(word + "th" for word in (*CARDINALS, *POWERS_OF_TEN)),
 )
-NUMBERS: Final = tuple(word + s for word in (*CARDINALS, *ORDINALS) for s in ("", "s"))
+NUMBERS: Final = tuple(word + s for word in (*CARDINALS, *ORDINALS) for s in ("", "s", "fold"))
 NO_UNITS: Final = frozenset((*NO_UNITS_TEXT.split(), *NUMBERS, "sixes"))
 """Words after a number that may change its value."""
 NEUTRAL_TEXT: Final = (
@@ -83,8 +82,22 @@ NEUTRAL_TEXT: Final = (
 )
 NEUTRAL: Final = frozenset(NEUTRAL_TEXT.split())
 """Words of a unit that change no value."""
-NOUNS_MAX: Final = 1
-"""Maximum words of a unit that are neither neutral nor in a table: `5 apples per day`."""
+NO_NOUNS_TEXT: Final = (
+    "the this that these those such some any all another other much many few several enough he she "
+    "it they we you us him her them his its their our your who whom whose which what something "
+    "nothing was were be been being has have had having do does did will would can cannot could "
+    "may might must shall should equals cost costs worth above across after against along although "
+    "among as at because before behind beside besides beyond despite during excluding following "
+    "given how however including inside instead into like near never off on once only onto "
+    "opposite otherwise out outside past rather scores short shy since so still though toward "
+    "towards unless unlike upon upward upwards while why with within without yet"
+)
+NO_NOUNS: Final = frozenset(NO_NOUNS_TEXT.split())
+"""Words that a phrase of several nouns does not have: `5 short of goal` is no count of goals."""
+NOUNS_MAX: Final = 3
+"""Maximum words of a unit that are neither neutral nor in a table: `5 red apples per day`."""
+LETTERS_MIN: Final = 2
+"""Minimum letters of each of several such words: `2 power n` is no count."""
 MICRO: Final = "\\mu"
 OHM: Final = [Token("command", "\\Omega", spaced=False)]
 """After `\\text{k}`, which is no thousand there."""
@@ -95,6 +108,14 @@ TEXT_AT_END: Final = re.compile(
     r"(?<=[\w)}\]!]) ?\\text ?\{([^{}]*)\}((?: ?\^ ?(?:\d|\{-?\d\}))?)$"
 )
 
+OF: Final = "of"
+"""The word between two nouns of a unit: `11 cups of flour`. `10 of them` is not 10."""
+EXPONENTS: Final = ("^", "^-", "^{", "^{-")
+"""The signs before the exponent of a unit."""
+POWER: Final = re.compile(
+    r"(?<=[^\W\d_])(?: ?\^ ?-?|(?<![^\W\d_]{3})-?)[123](?![\w.])|(?<=[^\W\d_]{3})[23](?![\w.])"
+)
+"""The exponent of a unit in a text: `cm^2`, `m s-2`, `feet2`; `apples-2` is a difference."""
 COMMANDS: Final = frozenset(("\\mu", "\\Omega", "\\AA", "\\ell", "\\cdot", "\\prime"))
 WORD_MIN: Final = 3
 """Minimum letters of a bare word that is a unit though no abbreviation. It needs a space before."""
@@ -105,9 +126,12 @@ def begins_unit(token: Token) -> bool:
 
 
 def is_unit(text: str) -> bool:
-    """Return whether a `\\text{…}`, perhaps with a power, is a unit that changes no value."""
+    """Return whether a `\\text{…}`, perhaps with a power, is a unit that changes no value.
+
+    It may have one unknown word, because it may be after an expression that is no number.
+    """
     words = _words(text[text.index("{") + 1 : text.index("}")])
-    return words is not None and _factor(words) == 1
+    return words is not None and _factor(words, nouns_max=1) == 1
 
 
 def measure_behind(text: str) -> Measure | None:
@@ -157,6 +181,10 @@ def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
                 return None
             words += inner
         elif token.kind == "word":
+            pair = " ".join(each.text for each in unit[index : index + 2])
+            if PER.match(pair) and token.spaced and words[-1:] != [OF]:
+                words.append("per")
+                continue
             attached = index == 0 and not token.spaced
             if not _is_unit_word(token.text, attached) or (
                 token.text in LETTERS and not letters_are_units
@@ -167,14 +195,20 @@ def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
             if token.text not in COMMANDS:
                 return None
         elif token.kind == "numeral":
-            if not (token.text in ("2", "3", "1") and unit[index - 1].text in "^-{"):
+            before = "".join(each.text for each in unit[max(0, index - 3) : index])
+            if token.text not in ("1", "2", "3") or not before.endswith(EXPONENTS):
                 return None
-        elif token.text not in "/^{}-.":
+        elif token.text == "-":
+            if unit[index - 1].text not in ("^", "{") and not all(
+                _is_known(each.text.strip()) for each in unit[index - 1 : index + 2 : 2]
+            ):
+                return None  # `\\text{ boys} - \\text{girls}`
+        elif token.text not in "/^{}.":
             return None
     return _factor(words)
 
 
-def _factor(words: Sequence[str]) -> Fraction | None:
+def _factor(words: Sequence[str], nouns_max: int = NOUNS_MAX) -> Fraction | None:
     """Return the product of the scales that the words begin with; None if they are not a unit."""
     names = [word for word in words if word]
     factor = Fraction(1)
@@ -182,22 +216,38 @@ def _factor(words: Sequence[str]) -> Fraction | None:
         factor *= SCALES[names.pop(0).lower()]
     if names == ["times"] or names[:2] == ["times", "per"]:
         names = names[1:]  # `3 times 4` has a value of its own
-    if any(name.lower() in SCALES or name.lower() in NO_UNITS for name in names):
+    lowered = [name.lower() for name in names]
+    parts = [part for name in lowered for part in name.split("-")]
+    if any(part in SCALES or part in NO_UNITS for part in parts):
         return None
-    nouns = [name for name in names if name.lower() not in NEUTRAL and not _is_known(name)]
-    return factor if len(nouns) <= NOUNS_MAX else None
+    for before, name, after in zip(["", *lowered], lowered, [*lowered[1:], ""], strict=False):
+        if name == OF and (before in NEUTRAL or {before, after} & {"", OF}):
+            return None  # `10 of them`, `5 percent of students`
+    nouns = [
+        name
+        for name in names
+        if name.lower() not in NEUTRAL and name.lower() != OF and not _is_known(name)
+    ]
+    if (len(nouns) > 1 or OF in lowered) and any(
+        len(noun) < LETTERS_MIN or not NO_NOUNS.isdisjoint(noun.lower().split("-"))
+        for noun in nouns
+    ):
+        return None
+    return factor if len(nouns) <= nouns_max else None
 
 
 def _is_known(name: str) -> bool:
-    return name in ABBREVIATIONS or name in LETTERS or is_unit_name(name)
+    return all(
+        part in ABBREVIATIONS or part in LETTERS or is_unit_name(part) for part in name.split("-")
+    )
 
 
 def _is_unit_word(word: str, attached: bool) -> bool:
-    if word in ABBREVIATIONS:
-        return True
-    if word in LETTERS:
+    if word in LETTERS or word == OF:
         return not attached
-    return len(word) >= WORD_MIN and not attached
+    if attached:
+        return word.split("-")[0] in ABBREVIATIONS and _is_known(word)
+    return len(word) >= WORD_MIN or word in ABBREVIATIONS
 
 
 def _words(text: str) -> list[str] | None:
@@ -205,9 +255,9 @@ def _words(text: str) -> list[str] | None:
 
     Even a single letter is a unit there, except `k`, which is a thousand.
     """
-    text = PER.sub("per ", text)
-    for mark in "/.-~^()€£¥₹₩":
+    text = POWER.sub("", PER.sub("per ", text))
+    for mark in "/.~()€£¥₹₩":
         text = text.replace(mark, " ")
-    words = [word.rstrip("23") for word in text.split()]
-    are_words = all(word == "" or (word.isalpha() and word != "k") for word in words)
+    words = text.split()
+    are_words = all(part.isalpha() and part != "k" for word in words for part in word.split("-"))
     return words if are_words else None

@@ -86,7 +86,7 @@ def test_a_number_is_read_exactly(text: str, reading: Reading) -> None:
         "", "x", "5x", "5m", "5 x", "1 2", "1 200", "12,00", "1,2", "(5", "5)", "\\frac{1}{0}", "\\frac{1}",
         "\\sqrt{2}", "\\sqrt{-4}", "2^{1/2}", "5 or 6", "5 squared", "5\\text{or more}", "0^{-1}", "\\pi", "5!", "€€5", "1_1",
         "5 eighths", "1 ninth", "5 millionths", "1 million five hundred thousand", "2 hundred five", "5 score",
-        "5 point two", "5 below zero", "5 remainder three", "5 feet six inches", "5 doubled", "5 tasty red apples",
+        "5 point two", "5 below zero", "5 remainder three", "5 feet six inches", "5 doubled", "5 very tasty red apples",
         "3 / ", "5 ab", "twelve", "१२",
         "0.33...", "3.14159...", "19_8", "x_{12}", "(12_3", "5/m", "3/4 of 12", "3/4 of a half", "3/4 of the dozen",
     ],
