@@ -129,10 +129,11 @@ def test_an_error_of_a_custom_optimizer_that_a_restart_may_end_is_raised_as_it_i
     assert caught.value is error
 
 
+@pytest.mark.parametrize("at", ["step", "load_state_dict"])
 @pytest.mark.parametrize("error", [ConnectionError("reset"), TimeoutError("late")])
-def test_a_lost_connection_in_a_step_is_raised_as_it_is(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+def test_a_lost_connection_is_raised_as_it_is(
+    at: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(type(error)) as caught:
-        run_with(monkeypatch, "step", error)
+        run_with(monkeypatch, at, error)
     assert caught.value is error
