@@ -91,7 +91,6 @@ def _custom(
         chosen.path,
         chosen.args,
         ("train.optimizer.path", "train.optimizer.args"),
-        MemoryError,
         *device_errors(),
     )
     with foreign_code(f"train.optimizer.path: param_groups of {chosen.path}"):
