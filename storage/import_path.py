@@ -135,14 +135,15 @@ def construct(
     Raises:
         ConfigError: the class cannot be imported, or its constructor raises; begins with the
             setting at fault.
-        TransientError: as the constructor raised it.
+        TransientError, MemoryError, ConnectionError, TimeoutError: as the constructor raised them
+            (`foreign_code`).
     """
     try:
         return find()(**args)
     except ConfigError as error:
         raise ConfigError(f"{keys[0]}: {error}") from error
     except FOREIGN_ERRORS as error:
-        if isinstance(error, (TransientError, *passed)):
+        if isinstance(error, (*_PASSED, *passed)):
             raise
         raise ConfigError(f"{keys[1]}: {name} refuses {args}: {described(error)}") from error
 

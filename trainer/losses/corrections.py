@@ -168,7 +168,8 @@ class CustomCorrection(Frozen):
     def make(self) -> Correction:
         """Import the class and build the correction. ConfigError where either is impossible."""
         keys = "train.loss.correction.path", "train.loss.correction.args"
-        return _UserCorrection(self.path, construct(self.find, self.path, self.args, keys))
+        made = construct(self.find, self.path, self.args, keys, *device_errors())
+        return _UserCorrection(self.path, made)
 
     def find(self) -> Any:
         """Import the class and check it without building it.

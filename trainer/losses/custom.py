@@ -29,7 +29,8 @@ class CustomLoss(Aggregated):
     def make(self) -> Loss:
         """Import the class and build the loss. ConfigError where either is impossible."""
         keys = "train.loss.path", "train.loss.args"
-        return _UserLoss(self.path, construct(self.find, self.path, self.args, keys))
+        made = construct(self.find, self.path, self.args, keys, *device_errors())
+        return _UserLoss(self.path, made)
 
     def find(self) -> Any:
         """Import the class and check it without building it.

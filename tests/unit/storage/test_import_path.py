@@ -377,20 +377,31 @@ def test_an_error_of_foreign_code_is_a_config_error_with_its_cause(
     assert found.value.__cause__ is raised
 
 
-@pytest.mark.parametrize(
-    "raised",
-    [
-        ConfigError("use a smaller one"),
-        TransientError("lost"),
-        ConnectionResetError("reset"),
-        TimeoutError(),
-        MemoryError(),
-        EOFError(),
-    ],
-)
+RESTARTED = [
+    TransientError("lost"),
+    ConnectionResetError("reset"),
+    TimeoutError(),
+    MemoryError(),
+    EOFError(),
+]
+
+
+@pytest.mark.parametrize("raised", [ConfigError("use a smaller one"), *RESTARTED])
 def test_an_error_that_a_restart_may_mend_is_raised_as_it_is(raised: Exception) -> None:
     with pytest.raises(type(raised)) as found, foreign_code("data.filter", EOFError):
         raise raised
+    assert found.value is raised
+
+
+@pytest.mark.parametrize("raised", RESTARTED)
+def test_an_error_of_a_constructor_that_a_restart_may_mend_is_raised_as_it_is(
+    raised: Exception,
+) -> None:
+    def refuse() -> None:
+        raise raised
+
+    with pytest.raises(type(raised)) as found:
+        construct(lambda: refuse, "a:B", {}, ("name", "args"), EOFError)
     assert found.value is raised
 
 

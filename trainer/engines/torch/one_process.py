@@ -20,6 +20,7 @@ from trainer.engines.torch.compiled_layers import check_compiler
 from trainer.engines.torch.hf.model import HfModel
 from trainer.engines.torch.lora import LoraModel
 from trainer.engines.torch.optimizer import (
+    clear_gradients,
     make_optimizers,
     restore_state,
     saved_state,
@@ -84,7 +85,7 @@ class OneProcess:
 
     def zero_grad(self) -> None:
         for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            clear_gradients(optimizer)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         torch.autograd.backward(loss)

@@ -7,6 +7,7 @@ optimizer/{parameter}/{moment}    one tensor: exp_avg and exp_avg_sq of AdamW, m
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -91,7 +92,6 @@ def _custom(
         chosen.path,
         chosen.args,
         ("train.optimizer.path", "train.optimizer.args"),
-        MemoryError,
         *device_errors(),
     )
     with foreign_code(f"train.optimizer.path: param_groups of {chosen.path}"):
@@ -125,21 +125,36 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def take_step(optimizer: torch.optim.Optimizer) -> None:
-    """Take a step; ConfigError where a custom optimizer fails, as with a state that it refuses.
+def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Clear the gradients; ConfigError where a custom optimizer fails (`_calling`)."""
+    with _calling(optimizer, "zero_grad()"):
+        optimizer.zero_grad(set_to_none=True)
 
-    Raises the other errors of `foreign_code`, and those of a device, as they are.
+
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """Take a step; ConfigError where a custom optimizer fails (`_calling`), as with a state that it
+    refuses.
+    """
+    advice = (
+        "; correct the class or its args. If it was resumed, its saved state may be damaged: "
+        "delete the newest checkpoint"
+    )
+    with _calling(optimizer, "step()", advice):
+        optimizer.step()
+
+
+def _calling(
+    optimizer: torch.optim.Optimizer, what: str, advice: str = ""
+) -> AbstractContextManager[None]:
+    """Name a custom optimizer's class, and `what` is called of it, in the errors of the block.
+
+    Those of a device, the others that `foreign_code` does not translate, and those of torch's own
+    optimizers are raised as they are.
     """
     if type(optimizer) in _KNOWN:
-        optimizer.step()
-        return
-    with foreign_code(
-        f"train.optimizer: step() of {type(optimizer).__name__}",
-        *device_errors(),
-        advice="; correct the class or its args. If it was resumed, its saved state may be "
-        "damaged: delete the newest checkpoint",
-    ):
-        optimizer.step()
+        return nullcontext()
+    where = f"train.optimizer: {what} of {type(optimizer).__name__}"
+    return foreign_code(where, *device_errors(), advice=advice)
 
 
 def saved_state(
@@ -150,44 +165,59 @@ def saved_state(
     """Return moments by `{parameter}/{moment}`, and what is not a tensor.
 
     `names` are the parameters' names by id; `copied` copies a moment to the host. ConfigError where
-    a custom optimizer has a state of another type, or of what is no parameter.
+    a custom optimizer has a state of another type, or of what is no parameter, or that cannot be
+    read.
     """
     tensors: dict[str, HostTensor] = {}
     updates: dict[str, int] = {}
     moments: dict[str, tuple[str, ...]] = {}
     numbers: dict[str, dict[str, float | int]] = {}
-    for optimizer, parameter, state in (
-        (each, *item) for each in optimizers for item in each.state.items()
-    ):
-        owner = f"train.optimizer: {type(optimizer).__name__}"
-        name, own = names.get(id(parameter)), []
-        if name is None:
-            raise ConfigError(
-                f"{owner} has a state of {_key(parameter)}, which is no parameter of the model; "
-                "keep it in the state of a parameter"
-            )
-        for key, value in state.items():
-            if key == STEP and _counts_steps(value):
-                updates[name] = int(value)
-            elif not isinstance(key, str):
-                raise ConfigError(
-                    f"{owner}: {key!r} in the state of {name} is a key that is no text, which no "
-                    "checkpoint can have"
-                )
-            elif isinstance(value, Tensor) and _can_be_stored(value):
-                own.append(key)
-                tensors[f"{name}/{key}"] = copied(value)
-            elif _is_number(value):
-                is_flag = isinstance(value, bool)
-                numbers.setdefault(name, {})[key] = int(value) if is_flag else value
-            else:
-                raise ConfigError(
-                    f"{owner}: {key} in the state of {name} is {_described(value)}; only "
-                    f"finite numbers and dense tensors of {', '.join(DTYPES)} can be saved"
-                )
-        if name not in updates or sorted(own) != sorted(MOMENTS):
-            moments[name] = tuple(sorted(own))
+    for optimizer in optimizers:
+        with _calling(optimizer, "reading the state"):
+            for parameter, state in optimizer.state.items():
+                name, own = _name(optimizer, parameter, names), []
+                for key, value in state.items():
+                    if key == STEP and _counts_steps(value):
+                        updates[name] = int(value)
+                        continue
+                    _check_storable(optimizer, name, key, value)
+                    if isinstance(value, Tensor):
+                        own.append(key)
+                        tensors[f"{name}/{key}"] = copied(value)
+                    else:
+                        is_flag = isinstance(value, bool)
+                        numbers.setdefault(name, {})[key] = int(value) if is_flag else value
+                if name not in updates or sorted(own) != sorted(MOMENTS):
+                    moments[name] = tuple(sorted(own))
     return tensors, OptimizerProgress(updates=updates, moments=moments, numbers=numbers)
+
+
+def _name(optimizer: torch.optim.Optimizer, parameter: object, names: Mapping[int, str]) -> str:
+    """Return the name of what has a state; ConfigError where it is no parameter of the model."""
+    name = names.get(id(parameter))
+    if name is None:
+        raise ConfigError(
+            f"train.optimizer: {type(optimizer).__name__} has a state of {_key(parameter)}, which "
+            "is no parameter of the model; keep it in the state of a parameter"
+        )
+    return name
+
+
+def _check_storable(
+    optimizer: torch.optim.Optimizer, name: str, key: object, value: object
+) -> None:
+    """Raise ConfigError for a key or value in the state of a parameter that no checkpoint has."""
+    owner = f"train.optimizer: {type(optimizer).__name__}"
+    if not isinstance(key, str):
+        raise ConfigError(
+            f"{owner}: {key!r} in the state of {name} is a key that is no text, which no "
+            "checkpoint can have"
+        )
+    if not (_can_be_stored(value) if isinstance(value, Tensor) else _is_number(value)):
+        raise ConfigError(
+            f"{owner}: {key} in the state of {name} is {_described(value)}; only "
+            f"finite numbers and dense tensors of {', '.join(DTYPES)} can be saved"
+        )
 
 
 def _is_number(value: object) -> bool:
@@ -232,10 +262,12 @@ def restore_state(
 ) -> None:
     """Restore what `saved_state` returned, checked by `checked_moments`.
 
-    CorruptError where the state is not one of these optimizers.
+    CorruptError where the state is not one of these optimizers; ConfigError where the `state_dict`
+    of a custom one fails.
     """
     for optimizer in optimizers:
-        template = optimizer.state_dict()
+        with _calling(optimizer, "state_dict()"):
+            template = optimizer.state_dict()
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
         named = {parameter: names[id(parameter)] for parameter in parameters}
         for index, name in enumerate(named.values()):

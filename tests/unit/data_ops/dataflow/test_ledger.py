@@ -171,6 +171,22 @@ def test_replays_are_marked_and_use_no_waiting_row() -> None:
     assert ledger.num_waiting == 1
 
 
+def test_more_replays_than_a_batch_are_cut() -> None:
+    class All:
+        def arrange(self, draft: Draft) -> Draft:
+            return replace(draft, replays=draft.trained(99))
+
+    ledger = new_ledger()
+    ledger.ingest(1, rows(1, 0, 0, 0))
+    batch = ledger.assemble([All()], 0, lambda count: rows(0, 0, 0, 0)[:count])
+    assert batch is not None
+    assert [(taken.key, taken.replay) for taken in batch.rows] == [
+        (key(0, 0), True),
+        (key(0, 1), True),
+    ]
+    assert batch.waiting == (key(1, 0), key(1, 1), key(1, 2))
+
+
 @pytest.mark.parametrize("fault", ["twice", "invented", "changed"])
 def test_a_sampler_cannot_use_a_row_twice_or_one_that_is_not_waiting(fault: str) -> None:
     class Cheat:

@@ -199,7 +199,6 @@ def never_closes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     NeverClosesTimed.ended.set()
 
 
-@pytest.mark.timeout(30)
 def test_a_reward_that_does_not_close_hides_no_error_of_an_engine(
     memory_store: ObjectStore, never_closes: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,7 +212,6 @@ def test_a_reward_that_does_not_close_hides_no_error_of_an_engine(
     assert caplog.messages == ["close() of the reward is abandoned after 0.01 s"]
 
 
-@pytest.mark.timeout(30)
 def test_the_check_of_a_recipe_abandons_a_reward_that_does_not_close(
     never_closes: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,7 +1,10 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from storage.machine.transformers_import import light_imports
 
 MODEL = """
 import sys
@@ -36,3 +39,11 @@ print(sorted({"sklearn", "transformers.masking_utils", "torch._dynamo"} & sys.mo
 def test_parts_that_nothing_here_uses_are_not_imported(code: str, expected: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == expected
+
+
+def test_an_error_in_the_block_leaves_the_names_as_they_were() -> None:
+    before = {"is_sklearn_available": object(), "auto_docstring": object(), "other": object()}
+    utils = SimpleNamespace(**before)
+    with pytest.raises(ImportError), light_imports(utils):
+        raise ImportError
+    assert vars(utils) == before

@@ -674,6 +674,34 @@ def test_an_anchor_that_an_interrupted_gc_left_one_way_to_read_is_kept(
     tags.create(run, "best", "solver", 4)
 
 
+def test_an_anchor_that_lost_both_ways_is_retired(memory_store: ObjectStore) -> None:
+    run = anchored(memory_store)
+    wanted = replace(TWO, versions={"solver": [3]})
+    planned = retention.plan(run, "solver", wanted, 1e12)
+    assert 3 in planned.kept
+    run.create(layout.retired("solver", 4), b"{}")
+    for key in planned.retired[4]:
+        run.delete(key)
+    again = retention.plan(run, "solver", replace(TWO, versions={"solver": [3, 4]}), 1e12)
+    assert (4 in again.kept, again.returned, again.lost) == (False, (), (4,))
+    assert manifests.is_retired(run, manifests.read_manifest(run, "solver", 4))
+
+
+def test_a_mirror_keeps_versions_that_return(memory_store: ObjectStore) -> None:
+    home, mirror = anchored(memory_store.sub("home")), memory_store.sub("mirror")
+    for key in home.list():
+        mirror.put(key, home.get(key))
+    for version in retention.plan(home, "solver", TWO, 1e12).retired:
+        home.create(layout.retired("solver", version), b"{}")
+    planned = retention.plan(home, "solver", replace(TWO, versions={"solver": [2]}), 1e12)
+    assert planned.returned == (1, 2)
+    in_mirror = retention.plan_mirror(home, mirror, planned)
+    assert list(in_mirror.retired) == [3, 4, 5, 6, 7]
+    retention.retire(home, planned)
+    retention.retire_mirror(home, mirror, in_mirror)
+    assert [told_of(mirror, version) for version in (1, 2)] == ["readable"] * 2
+
+
 def test_a_delta_that_is_listed_as_an_anchor_loses_no_base(memory_store: ObjectStore) -> None:
     run = anchored(memory_store)
     delta = json.loads(run.get(layout.manifest(layout.weights("solver", 10))))

@@ -390,6 +390,24 @@ def test_arguments_refused_by_the_class_are_named() -> None:
         CustomLoss(path=f"{HERE}:Broken").make()
 
 
+class Large(Plain):
+    """A loss, and a correction, that does not fit into the memory of the device."""
+
+    def __init__(self) -> None:
+        raise torch.OutOfMemoryError
+
+    def token_weights(self, proximal_N: Tensor, behaviour_N: Tensor, sequence_N: Tensor) -> Tensor:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("kind", [CustomLoss, CustomCorrection])
+def test_an_error_of_the_device_in_a_constructor_is_raised_as_it_is(
+    kind: type[CustomLoss | CustomCorrection],
+) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        kind(path=f"{HERE}:Large").make()
+
+
 def test_a_package_that_is_not_allowed_is_not_imported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -312,6 +312,17 @@ def test_a_state_that_could_not_be_read_again_is_not_saved(
         engine.save()
 
 
+def test_a_tensor_of_a_state_that_cannot_be_copied_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = keeping(torch.zeros(2, device="meta"), monkeypatch)
+    engine.step(BATCHES[0])
+    with pytest.raises(
+        ConfigError, match=r"^train\.optimizer: reading the state of Keeping failed: NotImplem"
+    ):
+        engine.save()
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [

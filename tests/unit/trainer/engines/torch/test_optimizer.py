@@ -8,8 +8,13 @@ import torch
 
 from storage.errors import ConfigError, CorruptError, TransientError
 from trainer.config import TrainConfig
-from trainer.engines.torch.optimizer import make_optimizers, restore_state, take_step
-from trainer.engines.torch.saved_state import OptimizerProgress
+from trainer.engines.torch.optimizer import (
+    clear_gradients,
+    make_optimizers,
+    restore_state,
+    saved_state,
+    take_step,
+)
 
 
 def config(**settings: object) -> TrainConfig:
@@ -47,32 +52,51 @@ class Raising(torch.optim.SGD):
 
     at = ""
     error: BaseException
+    held: dict[Any, Any]
 
     def __init__(self, params: Any, lr: float) -> None:
         self._raise("init")
         super().__init__(params, lr)
 
+    @property
+    def state(self) -> dict[Any, Any]:
+        self._raise("state")
+        return self.held
+
+    @state.setter
+    def state(self, held: dict[Any, Any]) -> None:
+        self.held = held
+
     def _raise(self, at: str) -> None:
         if self.at == at:
             raise self.error
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._raise("zero_grad")
+
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self._raise("step")
+
+    def state_dict(self) -> dict[str, Any]:
+        self._raise("state_dict")
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
         self._raise("load_state_dict")
 
 
 def run_with(monkeypatch: pytest.MonkeyPatch, at: str, error: BaseException) -> None:
-    """Make an optimizer, take a step and restore a state, one of which raises."""
+    """Make an optimizer, take a step, save a state and restore one; one of these raises."""
     monkeypatch.setattr(Raising, "at", at)
     monkeypatch.setattr(Raising, "error", error, raising=False)
     parameter = torch.nn.Parameter(torch.zeros(2))
     settings = config(optimizer={"name": "custom", "path": f"{__name__}:Raising"})
     (optimizer,) = made = make_optimizers([parameter], [], settings)
+    clear_gradients(optimizer)
     take_step(optimizer)
-    progress = OptimizerProgress(updates={}, moments={}, numbers={})
-    restore_state(made, {id(parameter): "weight"}, {}, progress)
+    names = {id(parameter): "weight"}
+    _, progress = saved_state(made, names)
+    restore_state(made, names, {}, progress)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +107,24 @@ def run_with(monkeypatch: pytest.MonkeyPatch, at: str, error: BaseException) -> 
     [
         ("init", ConfigError, r"^train\.optimizer\.args: .*:Raising refuses {}: NAME: enough$"),
         (
+            "zero_grad",
+            ConfigError,
+            r"^train\.optimizer: zero_grad\(\) of Raising failed: NAME: enough$",
+        ),
+        (
             "step",
             ConfigError,
             r"^train\.optimizer: step\(\) of Raising failed: NAME: enough; correct the class",
+        ),
+        (
+            "state",
+            ConfigError,
+            r"^train\.optimizer: reading the state of Raising failed: NAME: enough$",
+        ),
+        (
+            "state_dict",
+            ConfigError,
+            r"^train\.optimizer: state_dict\(\) of Raising failed: NAME: enough$",
         ),
         ("load_state_dict", CorruptError, "^Raising refuses its saved state: NAME: enough$"),
     ],
@@ -117,7 +156,10 @@ def test_a_custom_optimizer_without_groups_is_named() -> None:
         make_optimizers([torch.nn.Parameter(torch.zeros(2))], [], settings)
 
 
-@pytest.mark.parametrize("at", ["init", "step", "load_state_dict"])
+CALLS = ["init", "zero_grad", "step", "state", "state_dict", "load_state_dict"]
+
+
+@pytest.mark.parametrize("at", CALLS)
 @pytest.mark.parametrize(
     "error", [TransientError("rank 1 is lost"), MemoryError(), torch.OutOfMemoryError()]
 )
@@ -129,10 +171,11 @@ def test_an_error_of_a_custom_optimizer_that_a_restart_may_end_is_raised_as_it_i
     assert caught.value is error
 
 
+@pytest.mark.parametrize("at", CALLS)
 @pytest.mark.parametrize("error", [ConnectionError("reset"), TimeoutError("late")])
-def test_a_lost_connection_in_a_step_is_raised_as_it_is(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
+def test_a_lost_connection_is_raised_as_it_is(
+    at: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(type(error)) as caught:
-        run_with(monkeypatch, "step", error)
+        run_with(monkeypatch, at, error)
     assert caught.value is error
