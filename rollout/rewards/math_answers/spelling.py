@@ -198,6 +198,11 @@ MEAN: Final = re.compile(
 )
 """The mean `\\langle x^2\\rangle` or `E[X^2]`, which is a function and no product."""
 
+ROW_SPACING: Final = re.compile(
+    r"(?<=\\\\) ?\[ ?-?(?:\d{1,4}(?:\.\d{0,4})?|\.\d{1,4}) ?(?:pt|em|ex|mm|cm|in) ?\]"
+)
+"""The space below a row of a matrix: `\\\\[6pt]`."""
+
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 
 GREEK_LETTER: Final = (
@@ -246,7 +251,7 @@ def tidy(text: str) -> str:
     text = SUPERSCRIPTS.sub(lambda match: f"^{{{match[0].translate(RAISED)}}}", text).translate(
         CHARACTERS
     )
-    text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, text))
+    text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, ROW_SPACING.sub("", text)))
     text = ONE_TOKEN.sub(lambda match: f"\\{match[1]}{{{match[2] or match[3]}}}", text)
     text = CHOOSE.sub(_choice, text)
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))

@@ -294,6 +294,16 @@ RARE: list[tuple[str, str, bool]] = [
     ("15\\text{ dollars a day}", "15", True), ("15\\text{ a day}", "15", True), ("\\$15\\text{ a day}", "15\\text{ dollars per day}", True), ("15\\text{ dollars a day}", "15\\text{ dollars an hour}", False),
     ("60\\text{ km an hour}", "1\\text{ km a minute}", True), ("2\\text{ and a day}", "2", False), ("\\frac34\\text{ of a day}", "18\\text{ hours}", True),
     ("7+8=\\mathbf{15}", "15", True), ("7+8=\\textbf{16}", "15", False), ("x = \\boldsymbol{1{,}200.5}", "1200.5", True), ("7+9=\\mathbf{15}", "15", False),
+    ("\\begin{pmatrix} -\\dfrac17 \\\\[6pt] \\dfrac{10}7 \\end{pmatrix}", "\\begin{pmatrix} -\\dfrac17 \\\\ \\dfrac{10}7 \\end{pmatrix}", True),
+    ("\\begin{pmatrix} -\\dfrac17 \\\\ \\dfrac{10}7 \\end{pmatrix}", "\\begin{pmatrix} -\\dfrac17 \\\\[6pt] \\dfrac{10}7 \\end{pmatrix}", True),
+    ("\\begin{pmatrix} -\\dfrac17 \\\\[6pt] \\dfrac{9}7 \\end{pmatrix}", "\\begin{pmatrix} -\\dfrac17 \\\\ \\dfrac{10}7 \\end{pmatrix}", False),
+    ("\\begin{bmatrix} 1 & 2 \\\\[0.5em] 3 & 4 \\end{bmatrix}", "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}", True),
+    ("\\begin{bmatrix} 1 & 2 \\\\ [2 mm] 3 & 4 \\\\[2mm] \\end{bmatrix}", "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}", True),
+    ("\\begin{bmatrix} 1 & 2 \\\\[6] 3 & 4 \\end{bmatrix}", "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}", False),
+    ("\\begin{cases} x = 1 \\\\[4pt] y = 2 \\end{cases}", "(1,2)", True), ("\\begin{cases} x = 2 \\\\[4pt] y = 1 \\end{cases}", "(1,2)", False),
+    ("(1,2)", "\\begin{cases} x = 1 \\\\[4pt] y = 2 \\end{cases}", True),
+    ("\\begin{pmatrix}(1,2]\\\\ [1,2]\\end{pmatrix}", "\\begin{pmatrix}(1,2]\\\\ (1,2]\\end{pmatrix}", False),
+    ("\\begin{pmatrix}(1,2]\\\\ [1,2]\\end{pmatrix}", "\\begin{pmatrix}(1,2]\\\\[2pt] [1,2]\\end{pmatrix}", True),
 ]
 # fmt: on
 
