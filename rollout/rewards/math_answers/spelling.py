@@ -202,6 +202,13 @@ ROW_SPACING: Final = re.compile(
     r"(?<=\\\\) ?\[ ?-?(?:\d{1,4}(?:\.\d{0,4})?|\.\d{1,4}) ?(?:pt|em|ex|mm|cm|in) ?\]"
 )
 """The space below a row of a matrix: `\\\\[6pt]`."""
+ARRAY: Final = re.compile(
+    r"(?:(?P<round>\()|(?P<square>\[)|\\\{) ?\\begin ?\{array\} ?\{ ?[lcr ]{1,20}\}"
+    r"(?P<rows>(?:(?!\\(?:begin|end)(?![a-zA-Z])).)*)\\end ?\{array\} ?"
+    r"(?(round)\)|(?(square)\]|(?!\\\})))",
+    re.DOTALL,
+)
+"""A matrix or a system as an array in brackets: `(\\begin{array}{c}1\\\\2\\end{array})`."""
 
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 
@@ -256,7 +263,7 @@ def tidy(text: str) -> str:
     text = CHOOSE.sub(_choice, text)
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
-    text = DROPPED.sub("", SPACING.sub(" ", text))
+    text = ARRAY.sub(_environment, DROPPED.sub("", SPACING.sub(" ", text)))
     text = MEAN.sub(lambda mean: f"E({mean['averaged'] or mean['expected']})", text)
     text = RENAMED.sub(lambda match: NEW_NAMES.get(match[1], "\\text"), text)
     text = AMOUNT.sub(
@@ -314,6 +321,11 @@ def _choice(match: re.Match[str]) -> str:
     binomial = f"\\binom{{{match['n']}}}{{{match['k']}}}"
     before = match.string[max(0, match.start() - BEFORE_ARGUMENT_CHARS_MAX) : match.start()]
     return f"{{{binomial}}}" if BEFORE_ARGUMENT.search(before) else binomial
+
+
+def _environment(match: re.Match[str]) -> str:
+    name = "pmatrix" if match["round"] else "bmatrix" if match["square"] else "cases"
+    return f"\\begin{{{name}}}{match['rows']}\\end{{{name}}}"
 
 
 def _root(match: re.Match[str]) -> str:
