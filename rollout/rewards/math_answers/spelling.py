@@ -209,6 +209,10 @@ ARRAY: Final = re.compile(
     re.DOTALL,
 )
 """A matrix or a system as an array in brackets: `(\\begin{array}{c}1\\\\2\\end{array})`."""
+FACTORIAL: Final = re.compile(
+    r"\\[a-zA-Z]+|(?P<base>(?<![\d.,_^])\d{1,9}|(?<![_^])[a-zA-Z]|(?<![a-zA-Z_^)}])\([^()]{1,60}\))!\^"
+)
+"""The power of a factorial, `n!^2`, which is `(n!)^2`; a command's last letter is no base."""
 
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 
@@ -274,7 +278,9 @@ def tidy(text: str) -> str:
     text = _unwrapped(
         LOOSE.sub("", WHITE.sub(" ", ROOT.sub(r"\\sqrt{\1}", PLAIN.sub(_typeset, text)))).strip()
     )
-    text = _respelled(text)
+    text = FACTORIAL.sub(
+        lambda match: f"({match['base']}!)^" if match["base"] else match[0], _respelled(text)
+    )
     text = INDEX.sub(r"\1\2", text).replace("\\{\\}", "\\emptyset")
     return "\\cup".join(map(_french, text.split("\\cup")))
 

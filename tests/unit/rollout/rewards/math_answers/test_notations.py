@@ -323,6 +323,13 @@ RARE: list[tuple[str, str, bool]] = [
     ("\\left(\\begin{array}{c|c}1&2\\\\3&4\\end{array}\\right)", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", False),
     ("\\left(\\begin{array}{c}1\\\\2\\end{array}\\right]", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", False),
     ("\\left[\\begin{array}{c}1\\\\2\\end{array}\\right]", "[1,2]", False),
+    ("n!^2", "(n!)^2", True), ("(n!)^2", "n!^{2}", True), ("n!^2", "(n^2)!", False), ("n!^2", "n!", False), ("n!^2", "n!!^2", False),
+    ("\\frac{(3n)!}{n!^3}", "\\frac{(3n)!}{(n!)^3}", True), ("\\frac{(3n)!}{n!^2}", "\\frac{(3n)!}{(n!)^3}", False),
+    ("\\frac{(3n)!}{n!^3}", "\\frac{(3n)!}{n^3!}", False), ("\\frac{(2n)!}{n!^2}", "\\binom{2n}{n}", True), ("\\frac{10!}{2!^3}", "453600", True),
+    ("\\frac{10!}{2!^3}", "90", False), ("4!^{2}", "576", True), ("3!^2", "6", False), ("5!^2", "25!", False), ("10!^2", "(10!)^2", True),
+    ("10!^2", "1(0!)^2", False), ("2(n+1)!^2", "2((n+1)!)^2", True), ("2(n+1)!^2", "(2(n+1)!)^2", False), ("kn!^2", "k(n!)^2", True),
+    ("kn!^2", "(kn!)^2", False), ("a_n!^2", "a_{(n!)^2}", False), ("f(n)!^2", "f((n!)^2)", False), ("x^n!^2", "x^{(n!)^2}", False),
+    ("2^{n!^2}", "2^{(n!)^2}", True), ("\\frac{15!}{5!^3 3!}", "\\frac{15!}{(5!)^3\\cdot 3!}", True),
 ]
 # fmt: on
 
