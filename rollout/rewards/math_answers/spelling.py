@@ -213,6 +213,16 @@ FACTORIAL: Final = re.compile(
     r"\\[a-zA-Z]+|(?P<base>(?<![\d.,_^])\d{1,9}|(?<![_^])[a-zA-Z]|(?<![a-zA-Z_^)}])\([^()]{1,60}\))!\^"
 )
 """The power of a factorial, `n!^2`, which is `(n!)^2`; a command's last letter is no base."""
+CONGRUENCE: Final = re.compile(r"\\equiv(?![a-zA-Z])[^=<>]+")
+MOD_AS_TEXT: Final = re.compile(
+    r"\\(?:text|operatorname) ?\{([^{}a-zA-Z]{0,9}mod(?![a-zA-Z])[^{}]{0,20}|\))\}"
+)
+MODULO: Final = re.compile(
+    r"(?P<bracket>\( ?)?(?:\\[bp]?mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z]) ?"
+    r"(?:\{ ?(?P<braced>[^{}]{1,20}) ?\}"
+    r"|(?P<bare>(?(bracket)[^(){}]{1,20}|(?:\d{1,20}|[a-zA-Z])(?! ?[\w^!*/+-]))))(?(bracket) ?\))"
+)
+"""The modulus behind a congruence: `\\pmod 7`, `(\\bmod 7)`, `(mod p-1)`."""
 
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 
@@ -282,6 +292,7 @@ def tidy(text: str) -> str:
         lambda match: f"({match['base']}!)^" if match["base"] else match[0], _respelled(text)
     )
     text = INDEX.sub(r"\1\2", text).replace("\\{\\}", "\\emptyset")
+    text = CONGRUENCE.sub(_congruence, text)
     return "\\cup".join(map(_french, text.split("\\cup")))
 
 
@@ -327,6 +338,13 @@ def _choice(match: re.Match[str]) -> str:
     binomial = f"\\binom{{{match['n']}}}{{{match['k']}}}"
     before = match.string[max(0, match.start() - BEFORE_ARGUMENT_CHARS_MAX) : match.start()]
     return f"{{{binomial}}}" if BEFORE_ARGUMENT.search(before) else binomial
+
+
+def _congruence(match: re.Match[str]) -> str:
+    return MODULO.sub(
+        lambda modulus: f"\\pmod{{{(modulus['braced'] or modulus['bare']).strip()}}}",
+        MOD_AS_TEXT.sub(r" \1 ", match[0]),
+    )
 
 
 def _environment(match: re.Match[str]) -> str:
