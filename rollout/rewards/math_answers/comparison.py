@@ -38,7 +38,12 @@ from rollout.rewards.math_answers.structure import (
     without_brackets,
     without_outer_group,
 )
-from rollout.rewards.math_answers.words import is_choice, labelled_choice, same_words
+from rollout.rewards.math_answers.words import (
+    is_choice,
+    labelled_choice,
+    same_choices,
+    same_words,
+)
 
 CHARS_MAX: Final = 1_000
 """A longer answer is wrong unless its text is the reference's.
@@ -109,6 +114,8 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     if assigned[0] is None or assigned[1] is None:
         return False
     answer, gold = _without_domain(assigned[0], assigned[1]), assigned[1]
+    if (same := same_choices(answer, gold)) is not None:
+        return same
     letter, content = labelled_choice(answer)
     gold_letter, gold_content = labelled_choice(gold)
     if letter or gold_letter:

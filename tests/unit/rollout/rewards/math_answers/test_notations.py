@@ -349,6 +349,15 @@ RARE: list[tuple[str, str, bool]] = [
     ("x\\equiv1\\text{ (mod 3)}, y\\equiv 2\\bmod 5", "x\\equiv1\\pmod3, y\\equiv 2\\pmod 5", True),
     ("x\\equiv1\\text{ (mod 5)}, y\\equiv 2\\bmod 3", "x\\equiv1\\pmod3, y\\equiv 2\\pmod 5", False), ("17\\bmod5", "17\\pmod 5", False),
     ("r=17\\bmod5", "r=17\\pmod 5", False),
+    ("E, B", "\\text{B, E}", True), ("(B), (E)", "\\text{B, E}", True), ("\\text{B and E}", "\\text{B, E}", True),
+    ("\\text{(B), (E)}", "\\text{B, E}", True), ("\\text{E, B}", "\\text{B, E}", True), ("\\text{B},\\text{E}", "\\text{B, E}", True),
+    ("\\textbf{(B)}, \\textbf{(E)}", "\\text{B, E}", True), ("B\\text{ and }E", "\\text{B, E}", True), ("\\{B, E\\}", "\\text{B, E}", True),
+    ("\\text{B,E}", "\\text{B, E}", True), ("B", "\\text{B, E}", False), ("BE", "\\text{B, E}", False), ("B, D", "\\text{B, E}", False),
+    ("\\text{B, E, F}", "\\text{B, E}", False), ("\\text{B or E}", "\\text{B, E}", False), ("\\text{B, B}", "\\text{B, E}", False),
+    ("(B, E]", "\\text{B, E}", False), ("\\text{not B, E}", "\\text{B, E}", False), ("\\text{b, e}", "\\text{B, E}", False),
+    ("\\text{BE}", "\\text{B, E}", False), ("B, E", "\\text{(E) and (B)}", True), ("\\text{C, A, and F}", "\\text{A, C, F}", True),
+    ("\\text{C, A, and D}", "\\text{A, C, F}", False), ("\\text{B, E}", "B", False), ("\\text{B, E}", "BE", False),
+    ("\\text{I, II}", "\\text{II and I}", True), ("\\text{I, II}", "\\text{I, III}", False), ("\\text{A, C}", "[C,A]", False),
 ]
 # fmt: on
 
