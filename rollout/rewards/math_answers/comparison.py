@@ -64,6 +64,8 @@ SEPARATOR: Final = re.compile(
 )
 """A sign between two parts of a list, chain, union, ratio or matrix, in any spelling."""
 MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
+INVERSE_MATRIX: Final = re.compile(r"\A([A-Z]) ?\^ ?\{ ?-1 ?\} ?= ?(?=\\begin\{[pb]matrix\})")
+"""The name of `A^{-1}=M`."""
 TO: Final = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
 INDICES: Final = frozenset("jklmn")
 """Letters of whole numbers, by custom."""
@@ -125,6 +127,11 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         return True
     if len(CLOSED_AT_INFINITY.findall(answer)) != len(CLOSED_AT_INFINITY.findall(gold)):
         return False
+    inverses = INVERSE_MATRIX.match(answer), INVERSE_MATRIX.match(gold)
+    if ("=" in answer) != ("=" in gold) or (
+        inverses[0] and inverses[1] and inverses[0][1] == inverses[1][1]
+    ):
+        answer, gold = INVERSE_MATRIX.sub("", answer), INVERSE_MATRIX.sub("", gold)
     matrices = matrix(answer), matrix(gold)
     if matrices[0] is not None and matrices[1] is not None and depth:
         return _equal_matrices(matrices[0], matrices[1], algebra, depth - 1)

@@ -394,6 +394,23 @@ RARE: list[tuple[str, str, bool]] = [
     ("f(x)=2x\\text{ for all real numbers }x", "f(x)=2x", True), ("0<n<4\\text{ for }n\\in\\mathbb{Z}", "0<n<4", False),
     ("0<n<4\\quad (n\\in\\mathbb{N})", "0<n<4", False), ("0<n<4\\quad (n\\in\\mathbb{Z})", "0<n<4, n\\in\\mathbb{Z}", True),
     ("x\\text{ is an integer}", "x", False),
+    ("\\frac{x+3}{2}", "f^{-1}(x)=\\frac{x+3}{2}", True), ("f^{-1}(x)=\\frac{x+3}{2}", "\\frac{x+3}{2}", True),
+    ("\\frac x2+\\frac32", "g^{-1}(x)=\\frac{x+3}{2}", True), ("h^{-1}(y)=2^y", "2^y", True), ("2^y", "h^{-1}(y)=2^y", True),
+    ("5", "f^{-1}(3)=5", True), ("f^{-1}(3)=5", "5", True), ("\\frac{x-3}{2}", "f^{-1}(x)=\\frac{x+3}{2}", False),
+    ("\\frac{2}{x+3}", "f^{-1}(x)=\\frac{x+3}{2}", False), ("f(x)=\\frac{x+3}{2}", "f^{-1}(x)=\\frac{x+3}{2}", False),
+    ("f^{-1}(x)=\\frac{x+3}{2}", "f(x)=\\frac{x+3}{2}", False), ("g^{-1}(x)=\\frac{x+3}{2}", "f^{-1}(x)=\\frac{x+3}{2}", False),
+    ("f(3)=5", "f^{-1}(3)=5", False), ("f^{-1}(2)=5", "f^{-1}(3)=5", False), ("3", "f^{-1}(3)=5", False),
+    ("A^{-1}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", True),
+    ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "A^{-1}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", True),
+    ("\\left[\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right]", "A^{-1}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", True),
+    ("A^{-1}=\\begin{bmatrix}1&2\\\\3&\\frac{8}{2}\\end{bmatrix}", "A^{-1}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", True),
+    ("A^{-1}=\\begin{pmatrix}1&2\\\\3&5\\end{pmatrix}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", False),
+    ("\\begin{pmatrix}1&2\\\\3&5\\end{pmatrix}", "A^{-1}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", False),
+    ("A=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "A^{-1}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", False),
+    ("A^{-1}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "A=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", False),
+    ("B^{-1}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "A^{-1}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", False),
+    ("A^{-1}=B", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", False),
+    ("A^{2}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", False),
 ]
 # fmt: on
 
