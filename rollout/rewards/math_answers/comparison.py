@@ -248,7 +248,11 @@ def _as_intervals(answer: str, gold: str) -> tuple[str, str] | None:
 
 def _is_region(text: str) -> bool:
     """Return whether a text may be an interval, a union of intervals or the empty set."""
-    return text.startswith(("(", "[")) or "\\cup" in text or text == "\\emptyset"
+    return (
+        text.startswith(("(", "[", "\\mathbb{R}\\setminus"))
+        or "\\cup" in text
+        or text == "\\emptyset"
+    )
 
 
 def _equal_ratios(

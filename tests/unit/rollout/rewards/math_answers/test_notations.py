@@ -411,6 +411,22 @@ RARE: list[tuple[str, str, bool]] = [
     ("B^{-1}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "A^{-1}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", False),
     ("A^{-1}=B", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", False),
     ("A^{2}=\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", False),
+    ("\\{x\\mid x\\ne2\\}", "(-\\infty,2)\\cup(2,\\infty)", True), ("\\{x\\in\\mathbb R: x\\ne2\\}", "(-\\infty,2)\\cup(2,\\infty)", True),
+    ("\\{x \\in \\mathbb{R} \\mid x \\neq 2\\}", "(-\\infty,2)\\cup(2,\\infty)", True), ("(-\\infty,2)\\cup(2,\\infty)", "\\{x:x\\ne2\\}", True),
+    ("x\\ne2", "(-\\infty,2)\\cup(2,\\infty)", True), ("\\{x : x\\ne 2\\}", "x\\ne2", True), ("\\{x\\mid x\\ne\\frac12\\}", "x\\ne0.5", True),
+    ("x\\ne-1, x\\ne2", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", True),
+    ("x\\neq 2 \\text{ and } x\\neq -1", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", True),
+    ("\\{x\\mid x\\neq-1,2\\}", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", True), ("x\\ne 3,2", "x\\ne2, x\\ne3", True),
+    ("(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", "x\\ne2,-1", True), ("\\{x\\mid x\\ne2\\}", "\\mathbb{R}\\setminus\\{2\\}", True),
+    ("x\\ne2\\text{ and }x\\ne3", "\\mathbb{R}\\setminus\\{2,3\\}", True), ("\\mathbb{R}\\setminus\\{2\\}", "x\\ne2", True),
+    ("x\\ne2", "\\mathbb{R}\\setminus\\{2\\}", True), ("\\{x\\mid x\\ne3\\}", "(-\\infty,2)\\cup(2,\\infty)", False),
+    ("\\{x\\mid x=2\\}", "(-\\infty,2)\\cup(2,\\infty)", False), ("x\\ne-1, x\\ne2", "(-\\infty,2)\\cup(2,\\infty)", False),
+    ("x\\ne2", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", False), ("x\\ne-1 \\text{ or } x\\ne2", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", False),
+    ("x\\ne-1, y\\ne2", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", False), ("y\\ne2", "x\\ne2", False),
+    ("\\{x\\in\\mathbb{Z}: x\\ne2\\}", "(-\\infty,2)\\cup(2,\\infty)", False), ("x\\ne-1, x=2", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", False),
+    ("x\\ne-1, x<2", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", False), ("2", "(-\\infty,2)\\cup(2,\\infty)", False), ("x=2", "x\\ne2", False),
+    ("x\\ne-2, x\\ne1", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", False), ("\\{x\\mid x\\ne2\\}", "(-\\infty,2]\\cup(2,\\infty)", False),
+    ("x\\ne2", "(2,\\infty)\\cup(2,\\infty)", False),
 ]
 # fmt: on
 
