@@ -211,6 +211,7 @@ ARRAY: Final = re.compile(
 """A matrix or a system as an array in brackets: `(\\begin{array}{c}1\\\\2\\end{array})`."""
 FACTORIAL: Final = re.compile(
     r"\\[a-zA-Z]+|(?P<base>(?<![\d.,_^])\d{1,9}|(?<![_^])[a-zA-Z]|(?<![a-zA-Z_^)}])\([^()]{1,60}\))!\^"
+    r"(?P<power>\d?)"
 )
 """The power of a factorial, `n!^2`, which is `(n!)^2`; a command's last letter is no base."""
 CONGRUENCE: Final = re.compile(r"\\equiv(?![a-zA-Z])[^=<>]+")
@@ -289,7 +290,7 @@ def tidy(text: str) -> str:
         LOOSE.sub("", WHITE.sub(" ", ROOT.sub(r"\\sqrt{\1}", PLAIN.sub(_typeset, text)))).strip()
     )
     text = FACTORIAL.sub(
-        lambda match: f"({match['base']}!)^" if match["base"] else match[0], _respelled(text)
+        lambda match: _power(match) if match["base"] else match[0], _respelled(text)
     )
     text = INDEX.sub(r"\1\2", text).replace("\\{\\}", "\\emptyset")
     text = CONGRUENCE.sub(_congruence, text)
@@ -345,6 +346,10 @@ def _congruence(match: re.Match[str]) -> str:
         lambda modulus: f"\\pmod{{{(modulus['braced'] or modulus['bare']).strip()}}}",
         MOD_AS_TEXT.sub(r" \1 ", match[0]),
     )
+
+
+def _power(match: re.Match[str]) -> str:
+    return f"({match['base']}!)^" + (f"{{{match['power']}}}" if match["power"] else "")
 
 
 def _environment(match: re.Match[str]) -> str:

@@ -427,6 +427,7 @@ RARE: list[tuple[str, str, bool]] = [
     ("x\\ne-1, x<2", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", False), ("2", "(-\\infty,2)\\cup(2,\\infty)", False), ("x=2", "x\\ne2", False),
     ("x\\ne-2, x\\ne1", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", False), ("\\{x\\mid x\\ne2\\}", "(-\\infty,2]\\cup(2,\\infty)", False),
     ("x\\ne2", "(2,\\infty)\\cup(2,\\infty)", False),
+    ("\\frac{15!}{5!^33!}", "\\frac{15!}{5!^3\\cdot 3!}", True), ("5!^23", "(5!)^{23}", False),
 ]
 # fmt: on
 
