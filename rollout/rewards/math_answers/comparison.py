@@ -22,13 +22,14 @@ from rollout.rewards.math_answers.equations import (
 from rollout.rewards.math_answers.inequalities import solution_set
 from rollout.rewards.math_answers.operators import LETTER
 from rollout.rewards.math_answers.scalars import Algebra, conjunction, equal_scalars
-from rollout.rewards.math_answers.spelling import GREEK_LETTER, tidy, without_spaces
+from rollout.rewards.math_answers.spelling import tidy, without_spaces
 from rollout.rewards.math_answers.structure import (
     ITEMS_MAX,
     SIDES_MAX,
     Collection,
     assignments,
     collection,
+    domain,
     is_set,
     matrix,
     nesting,
@@ -38,7 +39,12 @@ from rollout.rewards.math_answers.structure import (
     without_brackets,
     without_outer_group,
 )
-from rollout.rewards.math_answers.words import is_choice, labelled_choice, same_words
+from rollout.rewards.math_answers.words import (
+    is_choice,
+    labelled_choice,
+    same_choices,
+    same_words,
+)
 
 CHARS_MAX: Final = 1_000
 """A longer answer is wrong unless its text is the reference's.
@@ -58,13 +64,9 @@ SEPARATOR: Final = re.compile(
 )
 """A sign between two parts of a list, chain, union, ratio or matrix, in any spelling."""
 MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
+INVERSE_MATRIX: Final = re.compile(r"\A([A-Z]) ?\^ ?\{ ?-1 ?\} ?= ?(?=\\begin\{[pb]matrix\})")
+"""The name of `A^{-1}=M`."""
 TO: Final = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
-DOMAIN: Final = re.compile(
-    r"(?:,|(?P<all>,? ?(?:\\forall|\\text ?\{ ?,? ?for (?:all|every|any)(?: real)? ?\}))) ?"
-    rf"(?P<variable>[a-zA-Z]|{GREEK_LETTER})"
-    r"(?: ?\\in ?\\mathbb ?\{ ?(?P<set>[RZ]) ?\}|(?(all)|(?!)))\Z"
-)
-"""A domain after an answer: `, k\\in\\mathbb{Z}`, `\\text{ for all }x`."""
 INDICES: Final = frozenset("jklmn")
 """Letters of whole numbers, by custom."""
 REAL: Final = frozenset("xyt")
@@ -108,7 +110,9 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     assigned = assignments(answer), assignments(gold)
     if assigned[0] is None or assigned[1] is None:
         return False
-    answer, gold = _without_domain(assigned[0], assigned[1]), assigned[1]
+    answer, gold = _without_domains(assigned[0], assigned[1])
+    if (same := same_choices(answer, gold)) is not None:
+        return same
     letter, content = labelled_choice(answer)
     gold_letter, gold_content = labelled_choice(gold)
     if letter or gold_letter:
@@ -123,6 +127,11 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         return True
     if len(CLOSED_AT_INFINITY.findall(answer)) != len(CLOSED_AT_INFINITY.findall(gold)):
         return False
+    inverses = INVERSE_MATRIX.match(answer), INVERSE_MATRIX.match(gold)
+    if ("=" in answer) != ("=" in gold) or (
+        inverses[0] and inverses[1] and inverses[0][1] == inverses[1][1]
+    ):
+        answer, gold = INVERSE_MATRIX.sub("", answer), INVERSE_MATRIX.sub("", gold)
     matrices = matrix(answer), matrix(gold)
     if matrices[0] is not None and matrices[1] is not None and depth:
         return _equal_matrices(matrices[0], matrices[1], algebra, depth - 1)
@@ -163,31 +172,35 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     return equal_scalars(answer, gold, algebra)
 
 
-def _without_domain(answer: str, gold: str) -> str:
-    """Remove `, k\\in\\mathbb{Z}` after an answer in k if the gold has no domain.
+def _without_domains(answer: str, gold: str) -> tuple[str, str]:
+    """Remove `, k\\in\\mathbb{Z}` from both, or from an answer in k if the gold has no domain.
 
     After another answer k is a free variable, and whole numbers may make an inequality stricter.
     With `k\\in\\mathbb{R}`, the family `\\frac\\pi4+k\\pi` would be all numbers. `f(x)=kx` and
-    `(k,2k)` are no such families.
+    `(k,2k)` are no such families. Positive numbers are the domain of `f(k)` only.
     """
-    domain = DOMAIN.search(answer)
-    if domain is None or DOMAIN.search(gold) or MEMBER.search(gold):
-        return answer
-    rest = answer[: domain.start()].strip()
-    is_stricter = domain["set"] == "Z" and INEQUALITY.search(rest)
-    is_free = domain["variable"] not in LETTER.findall(rest)
-    is_family = (domain["variable"] not in REAL and PERIOD.search(rest)) or (
-        domain["variable"] in INDICES and not INEQUALITY.search(rest)
+    own, wanted = domain(answer), domain(gold)
+    if own is None or wanted is not None or MEMBER.search(gold):
+        is_same = own is not None and wanted is not None and own[1:] == wanted[1:]
+        return (own[0], wanted[0]) if own and wanted and is_same else (answer, gold)
+    rest, variable, numbers = own
+    is_stricter = numbers not in ("", "R") and INEQUALITY.search(rest)
+    is_free = variable not in LETTER.findall(rest)
+    is_family = (variable not in REAL and PERIOD.search(rest)) or (
+        variable in INDICES and not INEQUALITY.search(rest)
     )
     *names, value = sides(rest)
     items = collection(value)
+    functions = [name for name in names if FUNCTION_OF_UNKNOWN.fullmatch(name)]
     is_other = (
         REAL & set(LETTER.findall(value))
         or (items is not None and items.brackets == "()")
-        or any(map(FUNCTION_OF_UNKNOWN.fullmatch, names))
+        or functions
     )
-    is_dense = domain["set"] == "R" and is_family and not is_other
-    return answer if is_stricter or is_free or is_dense else rest
+    is_dense = numbers == "R" and is_family and not is_other
+    is_argument = variable in INDICES and any(f"({variable})" in name for name in functions)
+    is_part = numbers in ("N", "Z+") and not is_argument
+    return (answer if is_stricter or is_free or is_dense or is_part else rest), gold
 
 
 def _as_tuple(rows: Sequence[Sequence[str]] | None, text: str, other: str) -> str:
@@ -235,7 +248,11 @@ def _as_intervals(answer: str, gold: str) -> tuple[str, str] | None:
 
 def _is_region(text: str) -> bool:
     """Return whether a text may be an interval, a union of intervals or the empty set."""
-    return text.startswith(("(", "[")) or "\\cup" in text or text == "\\emptyset"
+    return (
+        text.startswith(("(", "[", "\\mathbb{R}\\setminus"))
+        or "\\cup" in text
+        or text == "\\emptyset"
+    )
 
 
 def _equal_ratios(

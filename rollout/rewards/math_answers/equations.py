@@ -17,10 +17,11 @@ from rollout.rewards.math_answers.spelling import GREEK_LETTER
 from rollout.rewards.math_answers.structure import sides, without_brackets
 
 NAME: Final = re.compile(
-    r"(?!\\(?:pi|infty|emptyset)(?![a-zA-Z]))(?:[a-zA-Z]|\\[a-zA-Z]+|\\text "
-    r"?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
+    r"(?!\\(?:pi|infty|emptyset)(?![a-zA-Z]))"
+    r"(?:[fgh] ?\^ ?\{ ?-1 ?\}(?=\()|[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})"
+    r"(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
 )
-"""A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `\\theta`, `\\text{Area}`."""
+"""A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `f^{-1}(x)`, `\\text{Area}`."""
 VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
 """A letter other than the constants e and i, in a text without commands."""
 BOUND: Final = re.compile(r"\\(?:sum|prod|lim|liminf|limsup|i{1,3}nt|oint)(?![a-zA-Z])")

@@ -3,12 +3,14 @@
 3 > x \\ge 1     → x, [1,3)
 x<1 or x>3      → x, (-\\infty,1)\\cup(3,\\infty)
 \\{x : x>3\\}     → x, (3,\\infty)
+x\\ne2            → x, (-\\infty,2)\\cup(2,\\infty)
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Final
 
 from rollout.rewards.math_answers.number_parser import TooLargeError
@@ -21,6 +23,7 @@ RELATIONS: Final = {"<": ("<", False), ">": (">", False), "\\le": ("<", True), "
 """Direction, and whether the bound itself is included."""
 INFINITY: Final = "\\infty"
 EMPTY: Final = "\\emptyset"
+UNEQUAL: Final = "\\ne"
 
 UNKNOWN: Final = re.compile(
     r"(?:[a-df-hj-zA-Z]|\\(?!infty|pi|text|emptyset)[a-zA-Z]{2,8})(?:_(?:\w|\{\w{1,8}\}))?"
@@ -78,6 +81,8 @@ def solution_set(text: str) -> tuple[str, str] | None:
     """
     if (builder := BUILDER.match(text)) and text.endswith("\\}"):
         text = text[builder.end() : -len("\\}")].strip()
+    if (without_points := _without_points(text)) is not None:
+        return without_points
     text = _without_modulus(text)
     if not any(sign in text for sign in (*RELATIONS, "\\in")):
         return None
@@ -90,6 +95,25 @@ def solution_set(text: str) -> tuple[str, str] | None:
     if len({each.unknown for each in ranges}) != 1:
         return None
     return ranges[0].unknown, "\\cup".join(str(each) for each in ranges)
+
+
+def _without_points(text: str) -> tuple[str, str] | None:
+    """Return the unknown and the solutions of `x\\ne2, x\\ne3` or `x\\ne2,3`, else None."""
+    unknown = text.partition(UNEQUAL)[0].strip()
+    if UNEQUAL not in text or not UNKNOWN.fullmatch(unknown):
+        return None
+    points: dict[Fraction, str] = {}
+    for condition in AND.split(text, PARTS_MAX):
+        point = condition.rpartition(UNEQUAL)[2].strip()
+        is_single = condition.count(UNEQUAL) == 1 and _value(point) is not None  # `x\\ne1,000`
+        for part in [condition] if is_single else split(condition, (",", ";")):
+            name, sign, point = (each.strip() for each in part.rpartition(UNEQUAL))
+            value = _value(point)
+            if value is None or (sign and name != unknown):
+                return None
+            points[value] = point.replace(",", "")
+    bounds = ["-" + INFINITY, *(points[value] for value in sorted(points)), INFINITY]
+    return unknown, "\\cup".join(f"({lower},{upper})" for lower, upper in pairwise(bounds))
 
 
 def _without_modulus(text: str) -> str:

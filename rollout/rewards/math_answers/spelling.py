@@ -198,6 +198,33 @@ MEAN: Final = re.compile(
 )
 """The mean `\\langle x^2\\rangle` or `E[X^2]`, which is a function and no product."""
 
+ROW_SPACING: Final = re.compile(
+    r"(?<=\\\\) ?\[ ?-?(?:\d{1,4}(?:\.\d{0,4})?|\.\d{1,4}) ?(?:pt|em|ex|mm|cm|in) ?\]"
+)
+"""The space below a row of a matrix: `\\\\[6pt]`."""
+ARRAY: Final = re.compile(
+    r"(?:(?P<round>\()|(?P<square>\[)|\\\{) ?\\begin ?\{array\} ?\{ ?[lcr ]{1,20}\}"
+    r"(?P<rows>(?:(?!\\(?:begin|end)(?![a-zA-Z])).)*)\\end ?\{array\} ?"
+    r"(?(round)\)|(?(square)\]|(?!\\\})))",
+    re.DOTALL,
+)
+"""A matrix or a system as an array in brackets: `(\\begin{array}{c}1\\\\2\\end{array})`."""
+FACTORIAL: Final = re.compile(
+    r"\\[a-zA-Z]+|(?P<base>(?<![\d.,_^])\d{1,9}|(?<![_^])[a-zA-Z]|(?<![a-zA-Z_^)}])\([^()]{1,60}\))!\^"
+    r"(?P<power>\d?)"
+)
+"""The power of a factorial, `n!^2`, which is `(n!)^2`; a command's last letter is no base."""
+CONGRUENCE: Final = re.compile(r"\\equiv(?![a-zA-Z])[^=<>]+")
+MOD_AS_TEXT: Final = re.compile(
+    r"\\(?:text|operatorname) ?\{([^{}a-zA-Z]{0,9}mod(?![a-zA-Z])[^{}]{0,20}|\))\}"
+)
+MODULO: Final = re.compile(
+    r"(?P<bracket>\( ?)?(?:\\[bp]?mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z]) ?"
+    r"(?:\{ ?(?P<braced>[^{}]{1,20}) ?\}"
+    r"|(?P<bare>(?(bracket)[^(){}]{1,20}|(?:\d{1,20}|[a-zA-Z])(?! ?[\w^!*/+-]))))(?(bracket) ?\))"
+)
+"""The modulus behind a congruence: `\\pmod 7`, `(\\bmod 7)`, `(mod p-1)`."""
+
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 
 GREEK_LETTER: Final = (
@@ -249,12 +276,12 @@ def tidy(text: str) -> str:
     text = SUPERSCRIPTS.sub(lambda match: f"^{{{match[0].translate(RAISED)}}}", text).translate(
         CHARACTERS
     )
-    text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, text))
+    text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, ROW_SPACING.sub("", text)))
     text = ONE_TOKEN.sub(lambda match: f"\\{match[1]}{{{match[2] or match[3]}}}", text)
     text = CHOOSE.sub(_choice, text)
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
-    text = DROPPED.sub("", SPACING.sub(" ", text))
+    text = ARRAY.sub(_environment, DROPPED.sub("", SPACING.sub(" ", text)))
     text = MEAN.sub(lambda mean: f"E({mean['averaged'] or mean['expected']})", text)
     text = RENAMED.sub(lambda match: NEW_NAMES.get(match[1], "\\text"), text)
     text = AMOUNT.sub(
@@ -265,8 +292,11 @@ def tidy(text: str) -> str:
     text = _unwrapped(
         LOOSE.sub("", WHITE.sub(" ", ROOT.sub(r"\\sqrt{\1}", PLAIN.sub(_typeset, text)))).strip()
     )
-    text = _respelled(text)
+    text = FACTORIAL.sub(
+        lambda match: _power(match) if match["base"] else match[0], _respelled(text)
+    )
     text = INDEX.sub(r"\1\2", text).replace("\\{\\}", "\\emptyset")
+    text = CONGRUENCE.sub(_congruence, text)
     return "\\cup".join(map(_french, text.split("\\cup")))
 
 
@@ -312,6 +342,22 @@ def _choice(match: re.Match[str]) -> str:
     binomial = f"\\binom{{{match['n']}}}{{{match['k']}}}"
     before = match.string[max(0, match.start() - BEFORE_ARGUMENT_CHARS_MAX) : match.start()]
     return f"{{{binomial}}}" if BEFORE_ARGUMENT.search(before) else binomial
+
+
+def _congruence(match: re.Match[str]) -> str:
+    return MODULO.sub(
+        lambda modulus: f"\\pmod{{{(modulus['braced'] or modulus['bare']).strip()}}}",
+        MOD_AS_TEXT.sub(r" \1 ", match[0]),
+    )
+
+
+def _power(match: re.Match[str]) -> str:
+    return f"({match['base']}!)^" + (f"{{{match['power']}}}" if match["power"] else "")
+
+
+def _environment(match: re.Match[str]) -> str:
+    name = "pmatrix" if match["round"] else "bmatrix" if match["square"] else "cases"
+    return f"\\begin{{{name}}}{match['rows']}\\end{{{name}}}"
 
 
 def _root(match: re.Match[str]) -> str:

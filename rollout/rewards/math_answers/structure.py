@@ -10,6 +10,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+from rollout.rewards.math_answers.spelling import GREEK_LETTER
+
 ITEMS_MAX: Final = 50
 """A list with more items is not split."""
 SIDES_MAX: Final = 8
@@ -46,7 +48,17 @@ ALIGNED: Final = re.compile(
 )
 """A single line in an environment for several."""
 COORDINATES: Final = re.compile(r"\(([a-zA-Z](?: ?, ?[a-zA-Z]){1,5})\) ?= ?(?=\()")
-
+DOMAIN: Final = re.compile(
+    r"(?:,|(?P<bracket>,? ?\()|(?P<forall>,? ?\\forall)"
+    r"|,? ?\\text ?\{ ?,? ?(?:(?P<all>for (?:all|every|any|each))|for|where|with)"
+    r"(?: (?P<kind>(?:positive )?integer|real)(?:s| numbers?)?)? ?\}?) ?"
+    rf"(?P<variable>[a-zA-Z]|{GREEK_LETTER}) ?"
+    r"(?:\\in ?\\mathbb ?\{ ?(?P<set>[NRZ]) ?\}(?P<plus>[_^](?:\+|\{ ?\+ ?\}))?"
+    r"|(?:\\text ?\{ ?)?is (?:an?|any) (?P<is>(?:positive )?integer|real) ?(?:number)?|) ?"
+    r"\}?(?(bracket) ?\))\Z"
+)
+"""A domain after an answer: `, k\\in\\mathbb{Z}`, `\\text{ for any integer }k`."""
+NUMBERS: Final = {"integer": "Z", "positive integer": "Z+", "real": "R", None: ""}
 
 MATRIX: Final = re.compile(r"\\begin\{[pb]?matrix\}(.*)\\end\{[pb]?matrix\}", re.DOTALL)
 MATRIX_CELLS_MAX: Final = 50
@@ -146,6 +158,21 @@ def assignments(text: str) -> str | None:
     if len(names) != len(values):
         return None
     return ", ".join(f"{name.strip()}={value}" for name, value in zip(names, values, strict=True))
+
+
+def domain(text: str) -> tuple[str, str, str] | None:
+    """Split `k\\pi, k\\in\\mathbb{Z}` into (`k\\pi`, `k`, `Z`); None for a text without a domain.
+
+    The numbers are `N`, `R`, `Z`, `Z+`, or empty after `\\text{ for all }x`.
+    """
+    found = DOMAIN.search(text)
+    if found is None or found[0].count("{") != found[0].count("}"):
+        return None
+    numbers = found["set"] or NUMBERS[found["kind"] or found["is"]]
+    numbers += "+" if found["plus"] else ""
+    if not numbers and not found["forall"] and not found["all"]:
+        return None
+    return text[: found.start()].strip(), found["variable"], numbers
 
 
 def _both_points(text: str) -> str:

@@ -28,6 +28,12 @@ ROMAN: Final = re.compile(r"[IVX]{1,5}(?:(?: ?, ?and |, ?| and )[IVX]{1,5}){0,9}
 ROMANS: Final = re.compile(r"[IVX]+")
 
 CHOICE: Final = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer) )?\(?([A-Za-z])\)?")
+CHOICES: Final = re.compile(
+    r"(?P<set>\\\{ ?)?(?:\([A-Z]\)|[A-Z])"
+    r"(?: ?(?:, ?(?:and)?|(?<![A-Z])and) ?(?:\([A-Z]\)|[A-Z])){1,9}(?(set) ?\\\})"
+)
+"""Several choices: `B, E`, `(B), (E)`, `B and E`."""
+CAPITAL: Final = re.compile(r"[A-Z]")
 LABELLED: Final = re.compile(
     r"(?:\\text ?\{ ?\(([A-E])\)[.:]? ?\} ?|\\text ?\{ ?\(([A-E])\) ?(?=[^{} ][^{}]*\}$)"
     r"|\(([A-E])\) ?(?=[\d\\])|([A-E])[.)] ?(?=[\d\\]))(?P<rest>.+)"
@@ -88,6 +94,18 @@ def labelled_choice(text: str) -> tuple[str, str]:
 def is_choice(text: str) -> bool:
     """Return whether a text is only the letter of a choice."""
     return CHOICE.fullmatch(TEXT.sub(r"\1", text).strip(" .")) is not None
+
+
+def same_choices(answer: str, gold: str) -> bool | None:
+    """Return whether two texts have the same letters of several choices, in any order.
+
+    None for other texts, and if neither is set as text: letters may be variables.
+    """
+    texts = [" ".join(TEXT.sub(r" \1 ", text).split()).strip(" .") for text in (answer, gold)]
+    if "\\text" not in answer + gold or not all(map(CHOICES.fullmatch, texts)):
+        return None
+    letters, gold_letters = (sorted(CAPITAL.findall(text)) for text in texts)
+    return letters == gold_letters
 
 
 def same_time(answer: str, gold: str) -> bool | None:

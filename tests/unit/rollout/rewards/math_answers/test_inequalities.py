@@ -20,6 +20,9 @@ from rollout.rewards.math_answers.inequalities import PARTS_MAX, solution_set
         ("x<1, x>3", "x", "(-\\infty,1)\\cup(3,\\infty)"),
         ("\\{x\\mid x>3\\}", "x", "(3,\\infty)"),
         ("\\{x\\in\\mathbb{R}: x>3\\}", "x", "(3,\\infty)"),
+        ("x\\ne3", "x", "(-\\infty,3)\\cup(3,\\infty)"),
+        ("\\{x\\mid x\\ne3,-1\\}", "x", "(-\\infty,-1)\\cup(-1,3)\\cup(3,\\infty)"),
+        ("x\\ne1,000", "x", "(-\\infty,1000)\\cup(1000,\\infty)"),
         ("3<x<1", "x", "\\emptyset"),
         ("1<x\\le1", "x", "\\emptyset"),
         ("1\\le x\\le1", "x", "[1,1]"),
@@ -34,7 +37,7 @@ def test_an_inequality_is_read_as_an_interval(text: str, unknown: str, intervals
     "text",
     [
         "", "x", "1<2", "1<2<3", "x<y", "1<x>3", "1<2x<3", "1<x<2<3", "x+1>0", "e<3", "\\pi>3", "x>", "<x", "x>1 and y<3",
-        "x>1 or y<3", "x>1 and x>3", "x>1 and x<3 and x<2", "x>a, x<b", "x=3", "1<x=3", "x\\ne3", "(1,3)",
+        "x>1 or y<3", "x>1 and x>3", "x>1 and x<3 and x<2", "x>a, x<b", "x=3", "1<x=3", "x\\ne a", "x\\ne1, y\\ne3", "x\\ne1, x=3", "x\\ne1 or x\\ne3", "(1,3)",
         "\\{x\\in\\mathbb{Z}: x>3\\}",
         " or ".join(["x<1"] * (PARTS_MAX + 2)),
     ],
