@@ -22,7 +22,7 @@ from rollout.rewards.math_answers.equations import (
 from rollout.rewards.math_answers.inequalities import solution_set
 from rollout.rewards.math_answers.operators import LETTER
 from rollout.rewards.math_answers.scalars import Algebra, conjunction, equal_scalars
-from rollout.rewards.math_answers.spelling import tidy, without_spaces
+from rollout.rewards.math_answers.spelling.tidying import tidy, without_spaces
 from rollout.rewards.math_answers.structure import (
     ITEMS_MAX,
     SIDES_MAX,

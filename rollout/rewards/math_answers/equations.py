@@ -13,7 +13,7 @@ from typing import Final
 from rollout.rewards.math_answers.number_parser import Reading, TooLargeError
 from rollout.rewards.math_answers.numbers import read_number
 from rollout.rewards.math_answers.operators import CHANGE, COMMAND, derivatives_as_symbols
-from rollout.rewards.math_answers.spelling import GREEK_LETTER
+from rollout.rewards.math_answers.spelling.notations import GREEK_LETTER
 from rollout.rewards.math_answers.structure import sides, without_brackets
 
 NAME: Final = re.compile(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from string import ascii_letters
 from typing import Final
 
-from rollout.rewards.math_answers.spelling import GREEK_LETTER
+from rollout.rewards.math_answers.spelling.notations import GREEK_LETTER
 
 BASE: Final = r"((?:\\[a-zA-Z]{1,20}|[a-zA-Z])(?:_(?:\w|\{[^{}]{0,20}\}))?)"
 """A function: `v`, `v_o`, `\\theta_{max}`."""

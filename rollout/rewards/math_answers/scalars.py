@@ -38,7 +38,7 @@ from rollout.rewards.math_answers.operators import (
     is_meaning_lost,
     unknowns_as_symbols,
 )
-from rollout.rewards.math_answers.spelling import without_spaces
+from rollout.rewards.math_answers.spelling.tidying import without_spaces
 from rollout.rewards.math_answers.structure import sides, without_brackets
 from rollout.rewards.math_answers.tokens import DEGREES
 from rollout.rewards.math_answers.units import is_unit, measure_behind

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from rollout.rewards.math_answers.spelling import GREEK_LETTER
+from rollout.rewards.math_answers.spelling.notations import GREEK_LETTER
 
 ITEMS_MAX: Final = 50
 """A list with more items is not split."""

@@ -6,7 +6,7 @@
 import re
 from typing import Final
 
-from rollout.rewards.math_answers.spelling import without_spaces
+from rollout.rewards.math_answers.spelling.tidying import without_spaces
 
 TEXT: Final = re.compile(r"\\text ?\{([^{}]*)\}")
 WORDS: Final = re.compile(r"[a-zA-Z][a-zA-Z .'()-]*")

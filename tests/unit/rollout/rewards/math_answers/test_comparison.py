@@ -23,7 +23,7 @@ from rollout.rewards.math_answers import (
     words,
 )
 from rollout.rewards.math_answers.comparison import CHARS_MAX, NESTING_MAX, equal
-from rollout.rewards.math_answers.spelling import tidy
+from rollout.rewards.math_answers.spelling.tidying import tidy
 from rollout.rewards.math_answers.structure import (
     ITEMS_MAX,
     SIDES_MAX,

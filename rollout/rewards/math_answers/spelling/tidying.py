@@ -9,6 +9,9 @@ text.
 import re
 from typing import Final
 
+from rollout.rewards.math_answers.spelling import notations
+from rollout.rewards.math_answers.spelling.notations import GREEK_LETTER
+
 CHARACTERS: Final = str.maketrans(
     {
         "−": "-",
@@ -192,64 +195,8 @@ AND_IN_TEXT: Final = re.compile(r"\\text ?\{([^{}]{0,60}[a-z]),? (?:and|or) ?\}(
 """The unit of an item and the word before the next one: `5\\text{ boys and }7\\text{ girls}`."""
 SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d]|\([-+.\d])")
 """The beginning of mathematics that is set as text: `\\textbf{42}`, `\\text{5 apples}`."""
-MEAN: Final = re.compile(
-    r"\\langle(?![a-zA-Z])(?P<averaged>(?:[^,;|\\]|\\(?!langle|rangle|[,;])){1,100})\\rangle(?![a-zA-Z])"
-    r"|(?<![a-zA-Z\\])(?:E|\\mathbb ?(?:E|\{ ?E ?\})) ?\[(?P<expected>[^][,;]{1,100})\]"
-)
-"""The mean `\\langle x^2\\rangle` or `E[X^2]`, which is a function and no product."""
-
-ROW_SPACING: Final = re.compile(
-    r"(?<=\\\\) ?\[ ?-?(?:\d{1,4}(?:\.\d{0,4})?|\.\d{1,4}) ?(?:pt|em|ex|mm|cm|in) ?\]"
-)
-"""The space below a row of a matrix: `\\\\[6pt]`."""
-ARRAY: Final = re.compile(
-    r"(?:(?P<round>\()|(?P<square>\[)|\\\{) ?\\begin ?\{array\} ?\{ ?[lcr ]{1,20}\}"
-    r"(?P<rows>(?:(?!\\(?:begin|end)(?![a-zA-Z])).)*)\\end ?\{array\} ?"
-    r"(?(round)\)|(?(square)\]|(?!\\\})))",
-    re.DOTALL,
-)
-"""A matrix or a system as an array in brackets: `(\\begin{array}{c}1\\\\2\\end{array})`."""
-FACTORIAL: Final = re.compile(
-    r"\\[a-zA-Z]+|(?P<base>(?<![\d.,_^])\d{1,9}|(?<![_^])[a-zA-Z]|(?<![a-zA-Z_^)}])\([^()]{1,60}\))!\^"
-    r"(?P<power>\d?)"
-)
-"""The power of a factorial, `n!^2`, which is `(n!)^2`; a command's last letter is no base."""
-CONGRUENCE: Final = re.compile(r"\\equiv(?![a-zA-Z])[^=<>]+")
-MOD_AS_TEXT: Final = re.compile(
-    r"\\(?:text|operatorname) ?\{([^{}a-zA-Z]{0,9}mod(?![a-zA-Z])[^{}]{0,20}|\))\}"
-)
-MODULO: Final = re.compile(
-    r"(?P<bracket>\( ?)?(?:\\[bp]?mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z]) ?"
-    r"(?:\{ ?(?P<braced>[^{}]{1,20}) ?\}"
-    r"|(?P<bare>(?(bracket)[^(){}]{1,20}|(?:\d{1,20}|[a-zA-Z])(?! ?[\w^!*/+-]))))(?(bracket) ?\))"
-)
-"""The modulus behind a congruence: `\\pmod 7`, `(\\bmod 7)`, `(mod p-1)`."""
-
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 
-GREEK_LETTER: Final = (
-    r"(?i:\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho"
-    r"|sigma|tau|upsilon|phi|chi|psi|omega)(?![a-zA-Z]))"
-)
-ARGUMENT: Final = rf"\d|[a-zA-Z]|\\(?:pi|hbar|ell)(?![a-zA-Z])|{GREEK_LETTER}"
-"""An argument without braces: one digit, letter or symbol."""
-SHORT_FRACTION: Final = re.compile(
-    rf"\\(frac|[dt]?binom)(?![a-zA-Z])\s{{0,8}}(?:({ARGUMENT})\s{{0,8}}(?:({ARGUMENT})|(?=\{{))"
-    rf"|\{{([^{{}}]*)\}}\s{{0,8}}({ARGUMENT})|(?=\{{))"
-)
-"""`\\frac12`, `\\frac1{2}`, `\\frac{1}2`, `\\frac\\pi 4`, `\\binom52`, `\\frac {1}`."""
-
-CHOOSE: Final = re.compile(
-    r"(?<!\\)\{(?P<n>(?:[^{}\\]|\\(?!choose)[a-zA-Z]|\{[^{}]{0,30}\}){1,60})\\choose(?![a-zA-Z])"
-    r"(?P<k>(?:[^{}]|\{[^{}]{0,30}\}){1,60})\}"
-)
-"""`{n \\choose k}`, which is `\\binom{n}{k}`."""
-BEFORE_ARGUMENT: Final = re.compile(
-    r"(?:[_^]|\\(?:[dtc]?frac(?:\s{0,8}(?:\{(?:[^{}]|\{[^{}]{0,30}\}){1,60}\}|\w))?"
-    r"|sqrt(?:\s?\[\w{1,3}\])?))\s{0,8}\Z"
-)
-"""The text before the braces of an argument, which stay: `2^{n \\choose 2}`."""
-BEFORE_ARGUMENT_CHARS_MAX: Final = 100
 ONE_TOKEN: Final = re.compile(
     r"\\(bar|vec|hat|tilde|over(?:line|rightarrow)|wide(?:hat|tilde)|boldsymbol|bm"
     rf"|math(?:bf|bb|cal|rm|it|sf))(?:\s{{1,8}}([a-zA-Z])|\s{{0,8}}({GREEK_LETTER}))"
@@ -276,27 +223,24 @@ def tidy(text: str) -> str:
     text = SUPERSCRIPTS.sub(lambda match: f"^{{{match[0].translate(RAISED)}}}", text).translate(
         CHARACTERS
     )
-    text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, ROW_SPACING.sub("", text)))
+    text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, notations.without_row_spacing(text)))
     text = ONE_TOKEN.sub(lambda match: f"\\{match[1]}{{{match[2] or match[3]}}}", text)
-    text = CHOOSE.sub(_choice, text)
+    text = notations.binomials(text)
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
-    text = ARRAY.sub(_environment, DROPPED.sub("", SPACING.sub(" ", text)))
-    text = MEAN.sub(lambda mean: f"E({mean['averaged'] or mean['expected']})", text)
+    text = notations.means(notations.arrays(DROPPED.sub("", SPACING.sub(" ", text))))
     text = RENAMED.sub(lambda match: NEW_NAMES.get(match[1], "\\text"), text)
     text = AMOUNT.sub(
         lambda match: f"{match['number']}\\text{{ {CURRENCIES[match['sign']]}}}", text
     )
     text = AND_IN_TEXT.sub(r"\\text{\1}, ", text)
-    text = DOLLARS.sub(_between_digits, SHORT_FRACTION.sub(_fraction, text).replace("\\%", "%"))
+    text = DOLLARS.sub(_between_digits, notations.fractions(text).replace("\\%", "%"))
     text = _unwrapped(
         LOOSE.sub("", WHITE.sub(" ", ROOT.sub(r"\\sqrt{\1}", PLAIN.sub(_typeset, text)))).strip()
     )
-    text = FACTORIAL.sub(
-        lambda match: _power(match) if match["base"] else match[0], _respelled(text)
-    )
+    text = notations.factorials(_respelled(text))
     text = INDEX.sub(r"\1\2", text).replace("\\{\\}", "\\emptyset")
-    text = CONGRUENCE.sub(_congruence, text)
+    text = notations.congruences(text)
     return "\\cup".join(map(_french, text.split("\\cup")))
 
 
@@ -338,28 +282,6 @@ def _typeset(match: re.Match[str]) -> str:
     return f"\\{match['name']} " if kind == "name" else TYPESET[kind]
 
 
-def _choice(match: re.Match[str]) -> str:
-    binomial = f"\\binom{{{match['n']}}}{{{match['k']}}}"
-    before = match.string[max(0, match.start() - BEFORE_ARGUMENT_CHARS_MAX) : match.start()]
-    return f"{{{binomial}}}" if BEFORE_ARGUMENT.search(before) else binomial
-
-
-def _congruence(match: re.Match[str]) -> str:
-    return MODULO.sub(
-        lambda modulus: f"\\pmod{{{(modulus['braced'] or modulus['bare']).strip()}}}",
-        MOD_AS_TEXT.sub(r" \1 ", match[0]),
-    )
-
-
-def _power(match: re.Match[str]) -> str:
-    return f"({match['base']}!)^" + (f"{{{match['power']}}}" if match["power"] else "")
-
-
-def _environment(match: re.Match[str]) -> str:
-    name = "pmatrix" if match["round"] else "bmatrix" if match["square"] else "cases"
-    return f"\\begin{{{name}}}{match['rows']}\\end{{{name}}}"
-
-
 def _root(match: re.Match[str]) -> str:
     return f"\\sqrt{{{match[1]}}}" if match[1] else "\\sqrt "
 
@@ -367,16 +289,6 @@ def _root(match: re.Match[str]) -> str:
 def without_spaces(text: str) -> str:
     """Remove the spaces from a text, except those that separate numbers: `1 2`, `1, 200`."""
     return SPACE.sub("", text)
-
-
-def _fraction(match: re.Match[str]) -> str:
-    command, first, second, braced, last = match.groups()
-    command = f"\\{command.lstrip('dt')}"
-    if first:
-        return f"{command}{{{first}}}" + (f"{{{second}}}" if second else "")
-    if last:
-        return f"{command}{{{braced}}}{{{last}}}"
-    return command
 
 
 def _unwrapped(text: str) -> str:

@@ -1,0 +1,1 @@
+"""One spelling for each of the many that LaTeX has."""
