@@ -69,6 +69,16 @@ def prefect_has(
     monkeypatch.setattr(flow_runs, "read", read)
 
 
+def completing(run: ObjectStore) -> Callable[[], FlowRun]:
+    """An answer of Prefect before which the run completes."""
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", time.time()))
+        return COMPLETED
+
+    return end
+
+
 @pytest.mark.parametrize(
     ("state", "completed"),
     [("completed", True), ("exhausted", True), ("failed", False), ("cancelled", False)],
@@ -130,11 +140,7 @@ def test_a_run_that_goes_on_is_followed_to_its_end(
 ) -> None:
     run = create()
 
-    def end() -> FlowRun:
-        runs.request_stop(run, Stop("completed", "all done", time.time()))
-        return COMPLETED
-
-    prefect_has(monkeypatch, RUNNING, lambda: RUNNING, end)
+    prefect_has(monkeypatch, RUNNING, lambda: RUNNING, completing(run))
     attached = Attached(store, tmp_path)
     assert attached.completed
     assert "] completed  its supervisor's flow run is Completed" in capsys.readouterr().out
@@ -245,11 +251,7 @@ def test_a_server_that_does_not_respond_at_first_is_asked_again(
         now_s[0] += 130.0
         return RUNNING
 
-    def end() -> FlowRun:
-        runs.request_stop(run, Stop("completed", "all done", time.time()))
-        return COMPLETED
-
-    prefect_has(monkeypatch, RUNNING, running, end)
+    prefect_has(monkeypatch, RUNNING, running, completing(run))
     questions = iter([False, False, True])
     monkeypatch.setattr(
         flow_runs,
