@@ -13,12 +13,14 @@
 #   make run TORCH_INDEX=URL
 #
 # Only torch, and the packages that only its CUDA build needs, are installed from that index.
+#
+# pip compiles what it installs on one core; compileall does it on all of them.
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 SGLANG := .venv-sglang
 TORCH_INDEX ?=
-PIP := $(BIN)/python -m pip install --quiet
+PIP := $(BIN)/python -m pip install --quiet --no-compile
 HASHED := $(PIP) --require-hashes --no-deps --only-binary :all:
 FROM_TORCH_INDEX := $(if $(TORCH_INDEX),PIP_INDEX_URL='$(TORCH_INDEX)')
 NEEDS_CUDA := import sys, importlib.metadata as m; sys.exit(not any("nvidia" in one or "cuda" in one for one in m.requires("torch") or []))
@@ -61,6 +63,7 @@ $(INSTALLED): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	DS_BUILD_OPS=0 $(PIP) --require-hashes --no-deps --no-build-isolation --no-binary deepspeed -r requirements/deepspeed.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	$(BIN)/python -m pip check
+	$(BIN)/python -m compileall -q -q -j 0 -x '/tests/' .venv/lib || true  # some packages contain templates that are no Python
 	@touch $@
 
 install: $(INSTALLED)

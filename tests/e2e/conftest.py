@@ -66,6 +66,9 @@ shorter (`faulthandler_timeout`).
 """
 TRACES_INTERVAL_S = 15.0
 """Between two looks at what the stack does; each costs it some CPU time."""
+LOOK_S = 0.5
+ASK_PREFECT_S = 1.5
+"""Between two questions to the server, each of which makes a client of its own."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -102,7 +105,7 @@ class LocalStack:
         """The folder of a run that may not exist yet."""
         return self.store.sub(layout.run_prefix(run_id))
 
-    def wait_until(self, happened: Callable[[], bool], look_s: float = 0.2) -> None:
+    def wait_until(self, happened: Callable[[], bool], look_s: float = LOOK_S) -> None:
         """Wait while the stack makes progress."""
         wait_until(happened, self.home, self.stack, look_s)
 
@@ -144,7 +147,9 @@ class LocalStack:
 
     def wait_for_end(self, flow_run_id: str) -> str:
         """Prefect's state name at the end of a flow run."""
-        self.wait_until(lambda: flow_runs.read(self.stack.prefect_url, flow_run_id).final)
+        self.wait_until(
+            lambda: flow_runs.read(self.stack.prefect_url, flow_run_id).final, ASK_PREFECT_S
+        )
         return flow_runs.read(self.stack.prefect_url, flow_run_id).state
 
     def member(self, run_id: str, member: str) -> Heartbeat:
@@ -242,7 +247,7 @@ class LocalStack:
 
 
 def wait_until(
-    happened: Callable[[], bool], home: Home, running: Stack, look_s: float = 0.2
+    happened: Callable[[], bool], home: Home, running: Stack, look_s: float = LOOK_S
 ) -> None:
     """Wait while the stack leaves new traces: objects, heartbeats, states of flow runs, processes."""
     seen, looked_at, moved_at = _traces(home, running), time.monotonic(), time.monotonic()

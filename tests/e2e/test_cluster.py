@@ -1,23 +1,26 @@
-"""Two homes that play two machines. One has the servers and the pool `control`; the other has only
-the address of the Prefect server and its auth string, and serves the other pools with `astraflow
-worker`. Where Postgres is installed, both servers have their databases there, and MLflow's is
-started as in `docker/compose.yaml`.
+"""Two homes that play two machines, and a run whose store and regional mirrors are on two S3 servers.
+
+One machine has the stack's servers and the pool `control`; the other has only the address of the
+Prefect server and its auth string, and serves the other pools with `astraflow worker`. All S3
+credentials are in a Prefect block. Where Postgres is installed, both servers have their databases
+there, and MLflow's is started as in `docker/compose.yaml`.
 """
 
 import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from prefect.blocks.system import Secret
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.settings import temporary_settings
 
 from deployments.paths import PROJECT, Home
 from deployments.registration import deployments, flow_runs
@@ -26,19 +29,53 @@ from deployments.registration.deployments import DEPLOYMENTS
 from deployments.servers import auth
 from deployments.stack import commands, processes, readiness, state
 from storage import layout
-from storage.machine.ports import HOST, unusual_port
-from tests.e2e.conftest import BIN, E2E_TIMEOUT_S, OURS, RECIPE, LocalStack, stack_in
+from storage.coordination import heartbeats
+from storage.formats.safetensors import weights_digest
+from storage.machine.ports import HOST
+from storage.records.progress import MirrorProgress, RolloutProgress
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import manifests, reader
+from tasks.services.prefect_settings import settings_for
+from tests.e2e.conftest import BIN, E2E_TIMEOUT_S, OURS, POLICIES, RECIPE, LocalStack, stack_in
 from tests.support import compose, postgres
-from tests.support.patience import until
+from tests.support.composed_mlflow import mlflow_server
 from tests.support.stacks import process_of, recorded_stack
+from tests.support.stores.s3_process import s3_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
-STEPS = 2
-REGION = "eu-west"
+STEPS = 3
+REGIONS = ("us-east", "eu-west")
 SERVED_ELSEWHERE = ("trainers", "rollout")
+STORE = {"ASTRAFLOW_STORE": "s3://home/astraflow", "ASTRAFLOW_STORE_SECRET": "store"}
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "AKIANOBODYMAYSEETHIS",
+    "AWS_SECRET_ACCESS_KEY": "nobody/may+see/this/either",
+}
 WITHOUT_POSTGRES = postgres.missing()
 needs_postgres = pytest.mark.skipif(bool(WITHOUT_POSTGRES), reason=WITHOUT_POSTGRES)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[tuple[str, str]]:
+    """Addresses of the home store's server and of the mirrors' server. This process uses the first
+    by its environment; the processes of the two machines do not have these variables.
+    """
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in {**KEYS, "AWS_DEFAULT_REGION": "us-east-1"}.items():
+            environment.setenv(name, value)
+        with s3_process(["home"]) as near, s3_process(["mirror-us", "mirror-eu"]) as far:
+            environment.setenv("AWS_ENDPOINT_URL", near)
+            yield near, far
+
+
+@pytest.fixture(scope="module")
+def mirrors(s3: tuple[str, str]) -> dict[str, str]:
+    """Region → URL."""
+    return {
+        "us-east": f"s3://mirror-us/weights?endpoint={s3[1]}",
+        "eu-west": f"s3://mirror-eu?endpoint={s3[1]}",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -53,73 +90,28 @@ def databases() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def servers(databases: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The variables of the stack: its databases, an MLflow server that has been started, the store
-    that both machines share.
-    """
-    folder = tmp_path_factory.mktemp("cluster")
-    named = {"ASTRAFLOW_STORE": (folder / "store").as_uri()}
+    """The variables of the stack: the store, its databases, an MLflow server that has been started."""
     if not databases:
-        yield named
+        yield STORE
         return
-    database = f"postgresql+asyncpg://{databases}/prefect"
-    named["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = database
-    with mlflow_server(folder, f"postgresql+psycopg2://{databases}/mlflow") as tracking:
-        yield named | tracking
-
-
-@contextmanager
-def mlflow_server(folder: Path, database: str) -> Iterator[dict[str, str]]:
-    """The variables of a client of an MLflow server with the command, the settings and the secrets of
-    `docker/compose.yaml`, at other addresses.
-    """
-    port = unusual_port()
-    composed = compose.compose(compose.new_env())
-    service, settings = (
-        composed["services"]["mlflow"],
-        composed["configs"]["mlflow-auth"]["content"],
-    )
-    theirs = service["environment"]["MLFLOW_BACKEND_STORE_URI"]
-    (folder / "auth.ini").write_text(settings.replace(theirs, database))
-    addresses = {
-        "MLFLOW_BACKEND_STORE_URI": database,
-        "MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"),
+    folder = tmp_path_factory.mktemp("mlflow")
+    database = {
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{databases}/prefect"
     }
-    changed = {
-        "--host": HOST,
-        "--port": str(port),
-        "--workers": "1",
-        "--artifacts-destination": str(folder / "artifacts"),
-    }
-    options = dict(option.split("=", 1) for option in service["command"][2:]) | changed
-    command = [sys.executable, "-m", *service["command"][:2]]
-    address = f"http://{HOST}:{port}"
-    with (folder / "mlflow.log").open("wb") as log:
-        server = subprocess.Popen(
-            [*command, *(f"{name}={value}" for name, value in options.items())],
-            env={**_bare(), **service["environment"], **addresses},
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            start_new_session=True,
-        )
-    try:
-        until(lambda: server.poll() is not None or readiness.responds(f"{address}/health"), 0.2)
-        assert server.poll() is None, (folder / "mlflow.log").read_text()[-4000:]
-        yield {
-            "MLFLOW_TRACKING_URI": address,
-            "MLFLOW_TRACKING_USERNAME": service["environment"]["MLFLOW_AUTH_ADMIN_USERNAME"],
-            "MLFLOW_TRACKING_PASSWORD": service["environment"]["MLFLOW_AUTH_ADMIN_PASSWORD"],
-        }
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+    with mlflow_server(folder, f"postgresql+psycopg2://{databases}/mlflow", _bare()) as tracking:
+        yield STORE | database | tracking
 
 
 @pytest.fixture(scope="module")
-def here(servers: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
+def here(
+    s3: tuple[str, str], servers: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalStack]:
     """The machine with the servers. It serves only the pool `control`."""
     with ExitStack() as stack:
         cluster = stack.enter_context(stack_in(Home(tmp_path_factory.mktemp("here")), servers))
+        with temporary_settings(settings_for(cluster.stack.prefect_url)):
+            block = {**KEYS, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": s3[0]}
+            Secret(value=json.dumps(block)).save("store")
         for name in ("watchdog", *(f"worker-{pool}" for pool in SERVED_ELSEWHERE)):
             processes.stop([process_of(cluster.stack, name)], 10.0)
         yield cluster
@@ -137,14 +129,15 @@ def elsewhere(here: LocalStack, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.fixture(scope="module")
-def ended(here: LocalStack, elsewhere: dict[str, str]) -> list[int]:
+def ended(here: LocalStack, elsewhere: dict[str, str], mirrors: dict[str, str]) -> list[int]:
     """A run that was started on the other machine, and has ended. Return the exit codes of that
-    machine's workers, which were then asked to end.
+    machine's workers, which were then asked to end. The weight decay is high, so that every step
+    changes the weights. Polls are rare because each costs the S3 servers some milliseconds of CPU.
     """
-    pools = [["--pool", "trainers"], ["--pool", "rollout", "--region", REGION]]
+    pools = [["trainers"], *(["rollout", "--region", region] for region in REGIONS)]
     workers = [
         subprocess.Popen(
-            [str(BIN / "astraflow"), "worker", *arguments],
+            [str(BIN / "astraflow"), "worker", "--pool", *arguments],
             env=elsewhere,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -154,15 +147,18 @@ def ended(here: LocalStack, elsewhere: dict[str, str]) -> list[int]:
     try:
         settings = [
             f"steps={STEPS}",
-            "rollout.regions.us-east.workers=0",
-            f"rollout.regions.{REGION}.workers=1",
+            "policies.*.train.weight_decay=100",
             "evaluation=null",
+            "supervise.poll_interval_s=2",
+            "supervise.heartbeat_interval_s=2",
+            "rollout.refresh_interval_s=0.5",
+            *(f"rollout.regions.{region}.mirror={mirrors[region]}" for region in REGIONS),
         ]
         overrides = [part for setting in settings for part in ("--set", setting)]
         run = ["run", "--recipe", str(RECIPE), "--run-id", "far", *overrides, "--detach"]
-        started = _astraflow(here, elsewhere | {"ASTRAFLOW_STORE": here.stack.store_url}, *run)
-        assert started.returncode == 0, started.stderr
-        here.wait_until(lambda: here.run_folder("far").exists(layout.REPORT), look_s=0.5)
+        started = _astraflow(here, elsewhere | STORE, *run)
+        assert (started.returncode, started.stderr) == (0, ""), started.stdout + started.stderr
+        here.wait_until(lambda: here.run_folder("far").exists(layout.REPORT), look_s=1.0)
         flow_run = started.stdout.split("/runs/flow-run/")[1].split()[0]
         assert here.wait_for_end(flow_run) == "Completed"
         left = [child for worker in workers for child in psutil.Process(worker.pid).children()]
@@ -176,16 +172,20 @@ def ended(here: LocalStack, elsewhere: dict[str, str]) -> list[int]:
             worker.wait()
 
 
+@pytest.fixture
+def run(here: LocalStack, ended: list[int]) -> ObjectStore:
+    return here.run("far")
+
+
 def test_a_run_over_two_machines_completes_and_verifies(
     here: LocalStack, elsewhere: dict[str, str], ended: list[int]
 ) -> None:
-    stored = elsewhere | {"ASTRAFLOW_STORE": here.stack.store_url}
-    status = _json(here, stored, "status", "far", "--json")
+    status = _json(here, elsewhere | STORE, "status", "far", "--json")
     assert (status["state"], status["reason"]) == (
         "completed",
         f"all policies reached version {STEPS}",
     )
-    verdict = _json(here, stored, "verify", "far", "--json")
+    verdict = _json(here, elsewhere | STORE, "verify", "far", "--json")
     assert (verdict["ok"], verdict["violations"]) == (True, [])
     assert all(code in (0, -signal.SIGTERM) for code in ended)
 
@@ -202,9 +202,75 @@ def test_each_machine_ran_the_services_of_its_pools(
     }
     assert {log.stem for log in there.flow_logs.glob("*.log")} == of_pools["there"]
     assert {log.stem for log in here.home.flow_logs.glob("*.log")} == of_pools["here"]
-    assert len(of_pools["there"]) == 3  # two trainers and a rollout worker
+    assert len(of_pools["there"]) == 6  # two trainers, a rollout worker and a mirror of each region
     assert state.load(there) is None
     assert list(there.store.iterdir()) == []
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_every_version_is_in_both_mirrors_bit_for_bit(
+    run: ObjectStore, mirrors: dict[str, str], region: str
+) -> None:
+    mirror = open_store(mirrors[region]).sub(layout.run_prefix("far"))
+    for policy in POLICIES:
+        assert manifests.latest(run, policy) == STEPS
+        chain = [manifests.read_manifest(run, policy, version) for version in range(STEPS + 1)]
+        for manifest in chain:
+            folder = layout.weights(policy, manifest.version)
+            for name in ("manifest.json", *(file.name for file in manifest.files)):
+                assert mirror.get(f"{folder}/{name}") == run.get(f"{folder}/{name}")
+        assert [manifest.kind for manifest in chain] == ["anchor", *["delta"] * STEPS]
+        assert sum(file.num_bytes for manifest in chain[1:] for file in manifest.files) > 0
+        assert weights_digest(reader.fetch(mirror, policy, STEPS)) == chain[-1].digest
+
+
+def test_weights_cross_once_and_are_read_in_the_region(run: ObjectStore) -> None:
+    beats = {beat.id: beat for beat in heartbeats.readable(run)}
+    for region in REGIONS:
+        mirror, worker = beats[f"mirror-{region}"], beats[f"rollout-{region}-0"]
+        assert (mirror.state, mirror.versions) == ("done", dict.fromkeys(POLICIES, STEPS))
+        for policy in POLICIES:
+            chain = [manifests.read_manifest(run, policy, version) for version in range(STEPS + 1)]
+            whole = sum(file.num_bytes for manifest in chain for file in manifest.files)
+            assert isinstance(mirror.progress, MirrorProgress)
+            assert isinstance(worker.progress, RolloutProgress)
+            assert mirror.progress.mirrored_bytes[policy] >= whole
+            assert worker.progress.weights_bytes_mirror[policy] > 0
+
+
+def test_commands_use_the_store_of_the_stack(here: LocalStack, ended: list[int]) -> None:
+    weights = here.astraflow("weights", "far", "solver", "--json")
+    assert [row["version"] for row in json.loads(weights.stdout)] == list(range(STEPS + 1))
+    report = f"{STORE['ASTRAFLOW_STORE']}/runs/far/report.html"
+    assert here.astraflow("report", "far").stdout == f"{report}\n"
+
+
+def test_no_object_log_or_stack_record_contains_the_credentials(
+    here: LocalStack,
+    elsewhere: dict[str, str],
+    run: ObjectStore,
+    databases: str,
+    mirrors: dict[str, str],
+) -> None:
+    """Prefect's database has parameters, work pools and the encrypted block. It is in the folder of
+    the stack, where Postgres has none.
+    """
+    places = [here.store, *map(open_store, mirrors.values())]
+    homes = [here.home.root, Path(elsewhere["ASTRAFLOW_HOME"])]
+    bodies = {f"{store.url}/{key}": store.get(key) for store in places for key in store.list()}
+    bodies |= {
+        str(path): path.read_bytes() for home in homes for path in home.rglob("*") if path.is_file()
+    }
+    assert {f"{run.url}/{layout.RUN}", str(here.home.record)} <= bodies.keys()
+    assert any(name.startswith(str(here.home.flow_logs)) for name in bodies)
+    with connected(here.stack.prefect_url) as prefect:
+        bodies["the block, as Prefect shows it"] = prefect.request(
+            "GET", "/block_types/slug/secret/block_documents"
+        ).content
+    if databases:
+        bodies["Prefect's database"] = postgres.dump(databases, "prefect")
+    for text in KEYS.values():
+        assert [name for name, body in bodies.items() if text.encode() in body] == []
 
 
 @needs_postgres

@@ -81,23 +81,42 @@ def postgres(script: Path) -> Iterator[str]:
 
 def rows(authority: str, database: str, question: str) -> list[str]:
     """The answer's lines."""
-    credentials, _, address = authority.partition("@")
-    password, port = credentials.partition(":")[2], address.partition(":")[2]
-    return _psql(int(port), password, database, "-tA", "-c", question).stdout.split()
+    port, password = _port_and_password(authority)
+    return _psql(port, password, database, "-tA", "-c", question).stdout.split()
+
+
+def dump(authority: str, database: str) -> bytes:
+    """All tables and rows, as SQL."""
+    port, password = _port_and_password(authority)
+    command = [_programs() / "pg_dump", *_address(port), "-d", database]
+    done = subprocess.run(command, env=_with(password), capture_output=True, check=True)
+    return done.stdout
 
 
 def _psql(
     port: int, password: str, database: str, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
-    programs = _programs()
-    where = ["-h", HOST, "-p", str(port), "-U", USER, "-d", database]
+    where = [*_address(port), "-d", database]
     return subprocess.run(
-        [programs / "psql", *where, "--no-psqlrc", "-v", "ON_ERROR_STOP=1", *arguments],
-        env={**os.environ, "PGPASSWORD": password},
+        [_programs() / "psql", *where, "--no-psqlrc", "-v", "ON_ERROR_STOP=1", *arguments],
+        env=_with(password),
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def _port_and_password(authority: str) -> tuple[int, str]:
+    credentials, _, address = authority.partition("@")
+    return int(address.partition(":")[2]), credentials.partition(":")[2]
+
+
+def _address(port: int) -> list[str]:
+    return ["-h", HOST, "-p", str(port), "-U", USER]
+
+
+def _with(password: str) -> dict[str, str]:
+    return {**os.environ, "PGPASSWORD": password}
 
 
 def _programs() -> Path:

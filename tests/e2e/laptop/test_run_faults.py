@@ -19,7 +19,7 @@ from storage.errors import ConfigError
 from storage.records.control import Stop
 from storage.run import runs
 from storage.weights import manifests
-from tests.e2e.conftest import E2E_TIMEOUT_S, POLICIES, RECIPE, LocalStack
+from tests.e2e.conftest import ASK_PREFECT_S, E2E_TIMEOUT_S, POLICIES, RECIPE, LocalStack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
@@ -141,7 +141,7 @@ def _end_of_newest_supervisor(laptop: LocalStack, run_id: str) -> str:
                 newest.append(found.state)
         return bool(newest)
 
-    laptop.wait_until(has_ended, look_s=1.0)
+    laptop.wait_until(has_ended, ASK_PREFECT_S)
     return newest[0]
 
 

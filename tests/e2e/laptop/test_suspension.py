@@ -15,7 +15,7 @@ from storage import layout
 from storage.coordination import heartbeats
 from storage.run import checkpoints
 from storage.weights import manifests
-from tests.e2e.conftest import E2E_TIMEOUT_S, POLICIES, LocalStack
+from tests.e2e.conftest import ASK_PREFECT_S, E2E_TIMEOUT_S, POLICIES, LocalStack
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
@@ -73,7 +73,7 @@ def _left(laptop: LocalStack, flow_run_id: str, at_least: int) -> dict[str, int]
     """Wait until the run is suspended and no process of it is left; return the newest versions, of
     which the trainers have saved a checkpoint.
     """
-    laptop.wait_until(lambda: _is_suspended(laptop, flow_run_id))
+    laptop.wait_until(lambda: _is_suspended(laptop, flow_run_id), ASK_PREFECT_S)
     laptop.wait_until(lambda: laptop.flow_processes() == [])
     seen = json.loads(laptop.astraflow("status", RUN_ID, "--json").stdout)
     assert (seen["state"], seen["closing"]) == ("suspended", None)
