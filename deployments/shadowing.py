@@ -1,11 +1,12 @@
-"""What Python and Prefect would take from a folder that is not AstraFlow's.
+"""What Python, Prefect and numba would take from a folder that is not AstraFlow's.
 
 Packages: AstraFlow's have plain names, and Python takes the first one of a name on its path, so
 PYTHONPATH or the working directory may have another `tasks/` or `storage/`. Imports would then
 fail, or find what somebody else wrote.
 
-Settings: Prefect reads files of the working directory. One of them may name a configuration of
-logging, which calls any function: in a folder such as /tmp another user would run code.
+Settings: Prefect and numba read files of the working directory. One may name a configuration of
+logging, which calls any function, another a folder of pickled code: in a folder such as /tmp,
+another user would run code.
 
 This module imports nothing of AstraFlow, and is called before anything that does.
 """
@@ -19,11 +20,15 @@ from pathlib import Path
 PACKAGES = ("storage", "data_ops", "rollout", "trainer", "tasks", "flows")
 """AstraFlow's packages beside this one."""
 PROJECT = Path(__file__).resolve().parent.parent
-SETTINGS = ("prefect.toml", ".env", "pyproject.toml")
-"""Files of the working directory in which Prefect looks for its settings."""
+SETTINGS = {"prefect.toml": "Prefect", ".env": "Prefect", "pyproject.toml": "Prefect"} | {
+    ".numba_config.yaml": "numba"
+}
+"""Files of the working directory with settings → the library that reads them."""
+SHARED = (".env", "pyproject.toml")
+"""Those that usually have settings of other programs."""
 ROOT = 0
 BYTES_MAX = 1_000_000
-"""Of a file of settings of another user that is searched for settings of Prefect."""
+"""Of a file of another user that is searched for settings of Prefect."""
 EXIT_CONFIG = 2
 """That of the command line for errors that the user can correct."""
 
@@ -43,14 +48,15 @@ def fault(project: Path = PROJECT) -> str:
 
 
 def foreign_settings(folder: Path, project: Path = PROJECT) -> str:
-    """Return which file of another user would set Prefect up; empty: none.
+    """Return which file of another user would set a library up; empty: none.
 
     Files of root are trusted, and so is the project's folder: its owner can change the code.
     """
-    for path in (folder / name for name in SETTINGS if folder != project):
-        if _is_foreign(path) and _may_set_prefect(path):
+    for name, library in SETTINGS.items() if folder != project else ():
+        path = folder / name
+        if _is_foreign(path) and (name not in SHARED or _may_set_prefect(path)):
             return (
-                f"{path} belongs to another user, and Prefect would read its settings from it, "
+                f"{path} belongs to another user, and {library} would read its settings from it, "
                 "which can run code; start AstraFlow in another folder"
             )
     return ""
@@ -97,7 +103,7 @@ def _may_set_prefect(path: Path) -> bool:
     import tomllib  # few commands start beside a file of another user
 
     about = path.stat()
-    if path.name == "prefect.toml" or not stat.S_ISREG(about.st_mode) or about.st_size > BYTES_MAX:
+    if not stat.S_ISREG(about.st_mode) or about.st_size > BYTES_MAX:
         return True
     try:
         text = path.read_text(encoding="utf-8")

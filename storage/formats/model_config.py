@@ -20,13 +20,13 @@ ADAPTER_CONFIG: Final = "adapter_config.json"
 """With it, transformers and peft load an adapter, or another base model."""
 CODE_KEYS: Final = frozenset(
     (
-        *("auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation"),
-        *("experts_implementation", "_experts_implementation"),
+        *("auto_map", "custom_pipelines", "attn_implementation", "experts_implementation"),
         *("attribute_map", "configuration_files"),
     )
 )
 """Keys of a configuration that name Python code, kernels of the hub, other names of these keys, or
-files that transformers reads in place of `config.json`.
+files that transformers reads in place of `config.json`. So may keys with a `_` before them:
+transformers sets each as an attribute, `__dict__` too.
 """
 WEIGHTS_KEY: Final = "transformers_weights"
 """Key of a configuration with the file that transformers loads instead of `model.safetensors`."""
@@ -201,8 +201,8 @@ def longest_context(config: Json) -> int | None:
 
 
 def without_code(value: Any) -> Any:
-    """Return a JSON value without `CODE_KEYS`, at any depth."""
-    return _without(value, CODE_KEYS.__contains__)
+    """Return a JSON value without `CODE_KEYS` and private attributes, at any depth."""
+    return _without(value, lambda key: key in CODE_KEYS or key.startswith("_"))
 
 
 def without_paths(settings: Any) -> Any:

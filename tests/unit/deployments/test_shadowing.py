@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        (".numba_config.yaml", "cache_dir: /tmp/x\n"),
         ("prefect.toml", ""),
         (".env", "A=1\nprefect_logging_config_path=/tmp/x\n"),
         ("pyproject.toml", "[tool.prefect]\n"),
@@ -84,15 +86,15 @@ def settings_of(monkeypatch: pytest.MonkeyPatch, user: int) -> None:
         ("pyproject.toml", "no TOML"),
     ],
 )
-def test_prefects_settings_in_a_file_of_another_user_are_refused(
+def test_settings_of_libraries_in_a_file_of_another_user_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:
     (tmp_path / name).write_text(text)
     assert shadowing.foreign_settings(tmp_path) == ""  # one's own
     settings_of(monkeypatch, OTHER)
     assert shadowing.foreign_settings(tmp_path) == (
-        f"{tmp_path / name} belongs to another user, and Prefect would read its settings from it, "
-        "which can run code; start AstraFlow in another folder"
+        f"{tmp_path / name} belongs to another user, and {shadowing.SETTINGS[name]} would read its "
+        "settings from it, which can run code; start AstraFlow in another folder"
     )
     assert shadowing.foreign_settings(tmp_path, project=tmp_path) == ""
 
@@ -121,22 +123,45 @@ def test_a_pipe_and_a_large_file_of_another_user_are_refused_unread(
     assert str(tmp_path / ".env") in shadowing.foreign_settings(tmp_path)
 
 
+def test_files_of_root_are_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prefect.toml").write_text("")
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER)
+    monkeypatch.setattr(shadowing, "ROOT", (tmp_path / "prefect.toml").stat().st_uid)
+    assert shadowing.foreign_settings(tmp_path) == ""
+
+
+def test_a_deleted_working_folder_has_no_settings(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib; pathlib.Path('gone').mkdir(); os.chdir('gone'); os.rmdir('../gone');"
+        "from deployments import shadowing; shadowing.refuse(); print('went on')"
+    )
+    assert call(tmp_path, "-c", code).stdout == "went on\n"
+
+
+def test_all_packages_of_the_project_are_looked_for() -> None:
+    packaged = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    named = {each.partition("*")[0] for each in packaged["packages"]["find"]["include"]}
+    assert {*shadowing.PACKAGES, "deployments", "benchmarks", "recipes"} == named
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-@pytest.mark.parametrize("link", [True, False])
+@pytest.mark.parametrize("theirs", ["file", "link", "target"])
 @pytest.mark.parametrize(
     "command", [["deployments.cli.app", "--help"], ["deployments.registration.flow_entrypoint"]]
 )
 def test_no_process_starts_beside_foreign_settings(
-    tmp_path: Path, command: list[str], link: bool
+    tmp_path: Path, command: list[str], theirs: str
 ) -> None:
-    settings = tmp_path / "prefect.toml"
-    if link:  # somebody else's link to a file of one's own
-        (tmp_path / "mine.toml").write_text("")
-        settings.symlink_to("mine.toml")
-    else:
+    settings = changed = tmp_path / "prefect.toml"
+    if theirs == "file":
         settings.write_text("")
+    else:
+        (tmp_path / "target.toml").write_text("")
+        settings.symlink_to("target.toml")
+    if theirs == "target":
+        changed = tmp_path / "target.toml"
     assert call(tmp_path, "-m", "deployments.cli.app", "--help").returncode == 0
-    os.chown(settings, OTHER, OTHER, follow_symlinks=False)
+    os.chown(changed, OTHER, OTHER, follow_symlinks=False)
     done = call(tmp_path, "-m", *command)
     assert done.returncode == 2
     assert done.stderr.startswith(f"{settings} belongs to another user")

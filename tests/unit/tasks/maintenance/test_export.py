@@ -31,7 +31,9 @@ def test_an_exported_folder_has_the_weights_of_its_version_and_the_extra_files(
 
 def test_an_export_names_no_code_and_no_other_adapter(tmp_path: Path) -> None:
     code = {"auto_map": {"AutoConfig": "someone/model--code.Config"}}
-    config = {"model_type": "qwen3", "nested": [{"custom_pipelines": {}, "size": 1}], **code}
+    private = {"_attn_implementation_internal": "someone/kernel"}
+    nested = {"custom_pipelines": {}, "size": 1, **private}
+    config = {"model_type": "qwen3", "nested": [nested], "__dict__": private, **code}
     kernels = {"attn_implementation": "someone/kernel", "experts_implementation": "sonicmoe"}
     small_run = SmallRun("export-code")
     files = {

@@ -92,6 +92,14 @@ def test_a_gpu_beyond_the_visible_ones_is_refused(
         server_environment(config, tmp_path)
 
 
+def test_compiled_code_is_in_the_folder_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/torchinductor_root")
+    variables = server_environment(EngineConfig(name="sglang"), tmp_path)
+    assert variables["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+
+
 def test_the_share_of_a_device_is_given_as_a_fraction_of_what_is_free_on_it() -> None:
     config = EngineConfig(name="sglang", device="cuda", sglang=SglangConfig(memory_share=0.4))
     args = server_args(config, MODEL, 4000, free=0.5)
