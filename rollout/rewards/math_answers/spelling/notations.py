@@ -61,6 +61,12 @@ MEAN: Final = re.compile(
 )
 """The mean `\\langle x^2\\rangle` or `E[X^2]`, which is a function and no product."""
 
+EXTREMUM: Final = re.compile(
+    r"(?P<name>\\(?:max|min|gcd) ?)\\\{(?P<values>(?:[^{}:;|\\]|\\(?!mid|vert|colon)[a-zA-Z]"
+    r"|\{[^{}]{0,30}\}){1,60})\\\}"
+)
+"""`\\max\\{3,5\\}`, which is `\\max(3,5)`, and not `\\max\\{x : x<3\\}`."""
+
 
 def fractions(text: str) -> str:
     """Write `\\frac12` as `\\frac{1}{2}`, and `\\dbinom52` as `\\binom{5}{2}`."""
@@ -90,6 +96,11 @@ def factorials(text: str) -> str:
 def congruences(text: str) -> str:
     """Write the modulus behind `\\equiv` as `\\pmod{7}`."""
     return CONGRUENCE.sub(_congruence, text)
+
+
+def extrema(text: str) -> str:
+    """Write `\\max\\{3,5\\}` as `\\max(3,5)`."""
+    return EXTREMUM.sub(r"\g<name>(\g<values>)", text)
 
 
 def means(text: str) -> str:

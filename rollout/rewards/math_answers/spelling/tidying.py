@@ -240,7 +240,7 @@ def tidy(text: str) -> str:
     )
     text = notations.factorials(_respelled(text))
     text = INDEX.sub(r"\1\2", text).replace("\\{\\}", "\\emptyset")
-    text = notations.congruences(text)
+    text = notations.extrema(notations.congruences(text))
     return "\\cup".join(map(_french, text.split("\\cup")))
 
 
