@@ -50,7 +50,7 @@ MOD_AS_TEXT: Final = re.compile(
     r"\\(?:text|operatorname) ?\{([^{}a-zA-Z]{0,9}mod(?![a-zA-Z])[^{}]{0,20}|\))\}"
 )
 MODULO: Final = re.compile(
-    r"(?P<bracket>\( ?)?(?:\\[bp]?mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z]) ?"
+    r"(?P<bracket>\( ?)?(?:\\[bp]?mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z]) {0,3}"
     r"(?:\{ ?(?P<braced>[^{}]{1,20}) ?\}"
     r"|(?P<bare>(?(bracket)[^(){}]{1,20}|(?:\d{1,20}|[a-zA-Z])(?! ?[\w^!*/+-]))))(?(bracket) ?\))"
 )
