@@ -120,7 +120,7 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     opening, inner, closing = _enclosed(text) or ("", text, "")
     if opening == "\\{" and is_set(inner):
         return Collection(opening, closing, (inner,))
-    items, all_commas = _items(inner, keep_numbers=True), _items(inner, keep_numbers=False)
+    items, all_commas = items_of(inner, keep_numbers=True), items_of(inner, keep_numbers=False)
     is_single = not opening or (opening + closing == "()" and GROUPED.fullmatch(inner))
     if (len(items) != num_expected or (num_expected == 1 and not is_single)) and (
         len(all_commas) == num_expected or (opening and ", " not in inner)
@@ -183,7 +183,7 @@ def domain(text: str) -> tuple[str, str, str] | None:
 def _both_points(text: str) -> str:
     """Write `(\\pm 1, 0)` as `(1, 0), (-1, 0)`; other texts are unchanged."""
     opening, inner, closing = _enclosed(text) or ("", "", "")
-    is_point = opening + closing == "()" and len(_items(inner, keep_numbers=False)) > 1
+    is_point = opening + closing == "()" and len(items_of(inner, keep_numbers=False)) > 1
     return ", ".join(_both_signs(text)) if is_point else text
 
 
@@ -289,7 +289,8 @@ def _enclosed(text: str) -> tuple[str, str, str] | None:
     return opening, text[len(opening) : end], text[end:]
 
 
-def _items(text: str, keep_numbers: bool) -> list[str]:
+def items_of(text: str, keep_numbers: bool) -> list[str]:
+    """Split a list; with `keep_numbers`, `1,200` is one item."""
     return split(text, (",", ";"), _grouping(text) if keep_numbers else frozenset())
 
 
