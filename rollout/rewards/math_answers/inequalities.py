@@ -4,18 +4,19 @@
 x<1 or x>3      → x, (-\\infty,1)\\cup(3,\\infty)
 \\{x : x>3\\}     → x, (3,\\infty)
 x\\ne2            → x, (-\\infty,2)\\cup(2,\\infty)
+x>0, x\\ne2       → x, (0,2)\\cup(2,\\infty)
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
+from math import inf
 from typing import Final
 
 from rollout.rewards.math_answers.number_parser import TooLargeError
 from rollout.rewards.math_answers.numbers import read_number
-from rollout.rewards.math_answers.structure import marks, split
+from rollout.rewards.math_answers.structure import items_of, marks, split
 
 PARTS_MAX: Final = 4
 """Maximum number of splits at `or`."""
@@ -98,22 +99,55 @@ def solution_set(text: str) -> tuple[str, str] | None:
 
 
 def _without_points(text: str) -> tuple[str, str] | None:
-    """Return the unknown and the solutions of `x\\ne2, x\\ne3` or `x\\ne2,3`, else None."""
-    unknown = text.partition(UNEQUAL)[0].strip()
-    if UNEQUAL not in text or not UNKNOWN.fullmatch(unknown):
+    """Return the unknown and the solutions of `x\\ne2,3` or `0<x<5, x\\ne2`, else None.
+
+    The bounds must be numbers. Here a comma means `and`.
+    """
+    if UNEQUAL not in text:
         return None
     points: dict[Fraction, str] = {}
+    names: set[str] = set()
+    bounds: list[str] = []
     for condition in AND.split(text, PARTS_MAX):
-        point = condition.rpartition(UNEQUAL)[2].strip()
-        is_single = condition.count(UNEQUAL) == 1 and _value(point) is not None  # `x\\ne1,000`
-        for part in [condition] if is_single else split(condition, (",", ";")):
+        are_points = False
+        for part in items_of(condition, keep_numbers=True):
             name, sign, point = (each.strip() for each in part.rpartition(UNEQUAL))
             value = _value(point)
-            if value is None or (sign and name != unknown):
+            are_points = bool(sign) or (are_points and value is not None)
+            if not are_points:
+                bounds.append(_without_modulus(part))
+                continue
+            if value is None:
                 return None
+            names |= {name} if sign else set()
             points[value] = point.replace(",", "")
-    bounds = ["-" + INFINITY, *(points[value] for value in sorted(points)), INFINITY]
-    return unknown, "\\cup".join(f"({lower},{upper})" for lower, upper in pairwise(bounds))
+    unknown = names.pop() if len(names) == 1 else ""
+    if not UNKNOWN.fullmatch(unknown):
+        return None
+    everything = _between(unknown, "-" + INFINITY, False, INFINITY, False)
+    ranges = _both(bounds) if bounds else [everything]
+    if ranges is None or ranges[0].unknown != unknown or ranges[0].is_empty:
+        return None
+    parts = _cut(ranges[0], points)
+    return None if parts is None else (unknown, "\\cup".join(map(str, parts)))
+
+
+def _cut(whole: Range, points: Mapping[Fraction, str]) -> list[Range] | None:
+    """Return the parts of a range without some points; None if a bound is no number."""
+    lower = -inf if whole.lower == "-" + INFINITY else _value(whole.lower)
+    upper = inf if whole.upper == INFINITY else _value(whole.upper)
+    if lower is None or upper is None:
+        return None
+    parts: list[Range] = []
+    for value in sorted(value for value in points if lower <= value <= upper):
+        if value == lower:
+            whole = replace(whole, opening="(")
+        elif value == upper:
+            whole = replace(whole, closing=")")
+        else:
+            parts.append(replace(whole, upper=points[value], closing=")"))
+            whole = replace(whole, lower=points[value], opening="(")
+    return [*parts, whole]
 
 
 def _without_modulus(text: str) -> str:

@@ -39,7 +39,7 @@ from rollout.rewards.math_answers.operators import (
     unknowns_as_symbols,
 )
 from rollout.rewards.math_answers.spelling.tidying import without_spaces
-from rollout.rewards.math_answers.structure import sides, without_brackets
+from rollout.rewards.math_answers.structure import sides, without_brackets, without_grouping
 from rollout.rewards.math_answers.tokens import DEGREES
 from rollout.rewards.math_answers.units import is_unit, measure_behind
 from rollout.rewards.math_answers.words import same_time, same_words
@@ -72,7 +72,6 @@ ANGLE: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 ANGLE_DEGREES: Final = re.compile(
     r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?\^ ?(?:\{\\circ ?\}|\\circ(?![a-zA-Z]))"
 )
-GROUPING_COMMA: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def conjunction(verdicts: Iterable[bool | None]) -> bool | None:
@@ -294,7 +293,7 @@ def _for_algebra(text: str) -> str:
     text = without_brackets(
         unknowns_as_symbols(differences_as_symbols(derivatives_as_symbols(text)))
     )
-    text = GROUPING_COMMA.sub("", text)
+    text = without_grouping(text)
     for _ in range(TRAILING_UNITS_MAX):
         rest = TRAILING_UNIT.sub(_unless_unit, text).strip()
         rest = rest if ANGLE.search(rest) else TRAILING_DEGREES.sub("", rest).strip()

@@ -32,6 +32,10 @@ CONJUNCTION: Final = re.compile(
 )
 GROUPING: Final = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 """A number whose commas group its digits."""
+GROUPED: Final = re.compile(rf"[-+]?{GROUPING.pattern}(?:\.\d*)?")
+ONE_ARGUMENT: Final = re.compile(r"\\(?:log|ln|lg|exp)(?:_(?:\w|\{\w{1,8}\}))? ?\Z")
+ONE_ARGUMENT_CHARS_MAX: Final = 20
+"""A function of one argument before its bracket: in `\\log_2(1,024)` no comma separates."""
 LETTER: Final = re.compile(r"[a-zA-Z]")
 ROOT_INDEX: Final = re.compile(r"^([kmrtxz]|\\lambda|\\theta)_(?:\w|\{\w{1,8}\})$")
 """A root of an equation: `x_1`, `\\lambda_2`. `a_1` is a member of a sequence."""
@@ -108,16 +112,17 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     """Split a tidy text that is a list, tuple, interval or set; None for a single answer.
 
     A comma before a space separates items. `1,200` is one number, with two exceptions: where only
-    two items give the total of `num_expected`, and in brackets without `, `. Round brackets are
-    dropped where `num_expected` is 1: `(40,000)` is 40,000, and `[40,000]` is an interval.
+    two items give the total of `num_expected`, and in brackets without `, `. Round brackets around
+    a number are dropped where `num_expected` is 1: `(40,000)` is 40,000, and `[40,000]` is an
+    interval.
     """
     text = _both_points(CONJUNCTION.sub(", ", text))
     opening, inner, closing = _enclosed(text) or ("", text, "")
     if opening == "\\{" and is_set(inner):
         return Collection(opening, closing, (inner,))
-    items, all_commas = _items(inner, keep_numbers=True), _items(inner, keep_numbers=False)
-    has_region = opening + closing not in ("", "()")  # it is an interval or a set
-    if (len(items) != num_expected or (num_expected == 1 and has_region)) and (
+    items, all_commas = items_of(inner, keep_numbers=True), items_of(inner, keep_numbers=False)
+    is_single = not opening or (opening + closing == "()" and GROUPED.fullmatch(inner))
+    if (len(items) != num_expected or (num_expected == 1 and not is_single)) and (
         len(all_commas) == num_expected or (opening and ", " not in inner)
     ):
         items = all_commas
@@ -178,7 +183,7 @@ def domain(text: str) -> tuple[str, str, str] | None:
 def _both_points(text: str) -> str:
     """Write `(\\pm 1, 0)` as `(1, 0), (-1, 0)`; other texts are unchanged."""
     opening, inner, closing = _enclosed(text) or ("", "", "")
-    is_point = opening + closing == "()" and len(_items(inner, keep_numbers=False)) > 1
+    is_point = opening + closing == "()" and len(items_of(inner, keep_numbers=False)) > 1
     return ", ".join(_both_signs(text)) if is_point else text
 
 
@@ -230,13 +235,32 @@ def without_brackets(text: str) -> str:
                 inner = text[len(opening) : -len(closing)].strip()
                 if opening == "\\{" and is_set(inner):
                     return text
-                if opening == "(" and len(_items(inner, keep_numbers=True)) > 1:
-                    return text  # an interval or a tuple
+                is_number = opening == "(" and GROUPED.fullmatch(inner)
+                if opening != "{" and not is_number and len(split(inner, (",", ";"))) > 1:
+                    return text  # a tuple, an interval or a set
                 text = inner
                 break
         else:
             break
     return text
+
+
+def without_grouping(text: str) -> str:
+    """Remove the commas of thousands, but not in brackets: `\\gcd(24,180)` has two arguments."""
+    grouping = _grouping(text)
+    groups: list[bool] = []
+    dropped: set[int] = set()
+    for kind, at, _ in marks(text):
+        if kind in CLOSING or kind.startswith("\\end{"):
+            groups[-1:] = []
+        elif kind in OPENING or kind.startswith("\\begin{"):
+            before = text[max(0, at - ONE_ARGUMENT_CHARS_MAX) : at]
+            is_index = before.endswith("_")
+            is_argument = kind == "(" and ONE_ARGUMENT.search(before)
+            groups.append(bool(is_argument) or (kind == "{" and not is_index))
+        elif at in grouping and all(groups):
+            dropped.add(at)
+    return "".join(sign for at, sign in enumerate(text) if at not in dropped)
 
 
 def without_outer_group(text: str) -> str:
@@ -265,12 +289,15 @@ def _enclosed(text: str) -> tuple[str, str, str] | None:
     return opening, text[len(opening) : end], text[end:]
 
 
-def _items(text: str, keep_numbers: bool) -> list[str]:
-    grouping: set[int] = set()
-    if keep_numbers:
-        for number in GROUPING.finditer(text):
-            grouping.update(at for at in range(*number.span()) if text[at] == ",")
-    return split(text, (",", ";"), grouping)
+def items_of(text: str, keep_numbers: bool) -> list[str]:
+    """Split a list; with `keep_numbers`, `1,200` is one item."""
+    return split(text, (",", ";"), _grouping(text) if keep_numbers else frozenset())
+
+
+def _grouping(text: str) -> frozenset[int]:
+    """Return the positions of the commas that may group digits."""
+    numbers = GROUPING.finditer(text)
+    return frozenset(at for number in numbers for at in range(*number.span()) if text[at] == ",")
 
 
 def marks(text: str) -> Iterator[tuple[str, int, int]]:

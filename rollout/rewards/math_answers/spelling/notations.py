@@ -50,7 +50,7 @@ MOD_AS_TEXT: Final = re.compile(
     r"\\(?:text|operatorname) ?\{([^{}a-zA-Z]{0,9}mod(?![a-zA-Z])[^{}]{0,20}|\))\}"
 )
 MODULO: Final = re.compile(
-    r"(?P<bracket>\( ?)?(?:\\[bp]?mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z]) ?"
+    r"(?P<bracket>\( ?)?(?:\\[bp]?mod|(?<![a-zA-Z\\])mod)(?![a-zA-Z]) {0,3}"
     r"(?:\{ ?(?P<braced>[^{}]{1,20}) ?\}"
     r"|(?P<bare>(?(bracket)[^(){}]{1,20}|(?:\d{1,20}|[a-zA-Z])(?! ?[\w^!*/+-]))))(?(bracket) ?\))"
 )
@@ -60,6 +60,12 @@ MEAN: Final = re.compile(
     r"|(?<![a-zA-Z\\])(?:E|\\mathbb ?(?:E|\{ ?E ?\})) ?\[(?P<expected>[^][,;]{1,100})\]"
 )
 """The mean `\\langle x^2\\rangle` or `E[X^2]`, which is a function and no product."""
+
+EXTREMUM: Final = re.compile(
+    r"(?P<name>\\(?:max|min|gcd) ?)\\\{(?P<values>(?:[^{}:;|\\]|\\(?!mid|vert|colon)[a-zA-Z]"
+    r"|\{[^{}]{0,30}\}){1,60})\\\}"
+)
+"""`\\max\\{3,5\\}`, which is `\\max(3,5)`, and not `\\max\\{x : x<3\\}`."""
 
 
 def fractions(text: str) -> str:
@@ -90,6 +96,11 @@ def factorials(text: str) -> str:
 def congruences(text: str) -> str:
     """Write the modulus behind `\\equiv` as `\\pmod{7}`."""
     return CONGRUENCE.sub(_congruence, text)
+
+
+def extrema(text: str) -> str:
+    """Write `\\max\\{3,5\\}` as `\\max(3,5)`."""
+    return EXTREMUM.sub(r"\g<name>(\g<values>)", text)
 
 
 def means(text: str) -> str:

@@ -68,10 +68,12 @@ CHARACTERS: Final = str.maketrans(
 SUPERSCRIPTS: Final = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 RAISED: Final = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
 
-GROUPED: Final = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!|\\,|\\thinspace ?)(?=\d{3}(?!\d))")
+GROUPED: Final = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!| ?\\, ?|\\thinspace ?)(?=\d{3}(?!\d))")
 """Separators that only thousands have. A plain comma also separates the items of a list: `numbers`
 and `structure` decide whether it groups digits.
 """
+SPACED: Final = re.compile(r"(?<![\d.,^_])[1-9]\d{0,2}(?:(?:\\ |~)\d{3})+(?!(?:\\ |[ ~])?[\d/])")
+"""Thousands with wide spaces: `1\\ 000`, but not the mixed number `3\\ 125/200`."""
 
 SPACING: Final = re.compile(
     r"(?<!\\)\\[,;: \n\t]|~|\\hspace\*?\s{0,8}\{[^{}]{0,40}\}"
@@ -184,6 +186,7 @@ TEXT_INDEX: Final = re.compile(
 """`v_{\\text{max}}`, which is `v_{max}`."""
 BLACKBOARD: Final = re.compile(r"\\mathbb ?([A-Z])(?![a-zA-Z])")
 """`\\mathbb R`, which is `\\mathbb{R}`."""
+PER_CENT: Final = re.compile(r"(?<=\d)( ?| ?\\text ?\{ ?)per cent(?![a-zA-Z])")
 PERCENT_AS_TEXT: Final = re.compile(r"\\text ?\{ ?% ?\}")
 INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
 """`E_{1}`, which is `E_1`."""
@@ -226,7 +229,8 @@ def tidy(text: str) -> str:
     text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, notations.without_row_spacing(text)))
     text = ONE_TOKEN.sub(lambda match: f"\\{match[1]}{{{match[2] or match[3]}}}", text)
     text = notations.binomials(text)
-    text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
+    text = SPACED.sub(lambda number: SPACING.sub("", number[0]), GROUPED.sub("", text))
+    text = CONSTANT.sub(r" \1", text)
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = notations.means(notations.arrays(DROPPED.sub("", SPACING.sub(" ", text))))
     text = RENAMED.sub(lambda match: NEW_NAMES.get(match[1], "\\text"), text)
@@ -240,7 +244,7 @@ def tidy(text: str) -> str:
     )
     text = notations.factorials(_respelled(text))
     text = INDEX.sub(r"\1\2", text).replace("\\{\\}", "\\emptyset")
-    text = notations.congruences(text)
+    text = notations.extrema(notations.congruences(text))
     return "\\cup".join(map(_french, text.split("\\cup")))
 
 
@@ -249,7 +253,8 @@ def _respelled(text: str) -> str:
     text = CURRENCY.sub("", PREAMBLE.sub("", text))
     text = INDEXED_ROOT.sub(r"\\sqrt[\1]{\2}", MIXED.sub(r"\1", text))
     text = NAMED_INDEX.sub(r"_{\g<name>}", ODD_ROOT.sub(r"{-\\sqrt[\1]{\2}}", text))
-    text = BLACKBOARD.sub(r"\\mathbb{\1}", PERCENT_AS_TEXT.sub("%", text))
+    text = PERCENT_AS_TEXT.sub("%", PER_CENT.sub(r"\1percent", text))
+    text = BLACKBOARD.sub(r"\\mathbb{\1}", text)
     text = TEXT_INDEX.sub(lambda match: f"_{{{match[1] or match[2]}}}", text)
     text = SET_MINUS.sub(r"\1\\setminus", ANGSTROM.sub(r"\\AA ", text))
     text = NUMERAL_AS_TEXT.sub(r"\1", text)

@@ -1,6 +1,7 @@
 import pytest
 
 from rollout.rewards.math_answers.inequalities import PARTS_MAX, solution_set
+from rollout.rewards.math_judge import judge
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,15 @@ from rollout.rewards.math_answers.inequalities import PARTS_MAX, solution_set
         ("x\\ne3", "x", "(-\\infty,3)\\cup(3,\\infty)"),
         ("\\{x\\mid x\\ne3,-1\\}", "x", "(-\\infty,-1)\\cup(-1,3)\\cup(3,\\infty)"),
         ("x\\ne1,000", "x", "(-\\infty,1000)\\cup(1000,\\infty)"),
+        ("x\\ge2, x\\ne5", "x", "[2,5)\\cup(5,\\infty)"),
+        ("x\\ne5, x\\ge2", "x", "[2,5)\\cup(5,\\infty)"),
+        ("x>0\\text{ and }x\\ne1,000", "x", "(0,1000)\\cup(1000,\\infty)"),
+        ("\\{x\\mid x\\ge2, x\\ne5\\}", "x", "[2,5)\\cup(5,\\infty)"),
+        ("x\\in[2,\\infty), x\\ne5", "x", "[2,5)\\cup(5,\\infty)"),
+        ("k>2, k<102, k\\ne12", "k", "(2,12)\\cup(12,102)"),
+        ("0\\le x\\le5, x\\ne0,5,7", "x", "(0,5)"),
+        ("|x|<3, x\\ne1", "x", "(\\frac{-3}{1},1)\\cup(1,\\frac{3}{1})"),
+        ("0\\le x\\le0, x\\ne0", "x", "\\emptyset"),
         ("3<x<1", "x", "\\emptyset"),
         ("1<x\\le1", "x", "\\emptyset"),
         ("1\\le x\\le1", "x", "[1,1]"),
@@ -39,8 +49,34 @@ def test_an_inequality_is_read_as_an_interval(text: str, unknown: str, intervals
         "", "x", "1<2", "1<2<3", "x<y", "1<x>3", "1<2x<3", "1<x<2<3", "x+1>0", "e<3", "\\pi>3", "x>", "<x", "x>1 and y<3",
         "x>1 or y<3", "x>1 and x>3", "x>1 and x<3 and x<2", "x>a, x<b", "x=3", "1<x=3", "x\\ne a", "x\\ne1, y\\ne3", "x\\ne1, x=3", "x\\ne1 or x\\ne3", "(1,3)",
         "\\{x\\in\\mathbb{Z}: x>3\\}",
+        "x\\ge2, y\\ne5", "x\\ge2, x=5, x\\ne7", "x<1, x>3, x\\ne5", "x<1 or x>3, x\\ne5", "x\\ge2 or x\\ne5", "x>a, x\\ne5",
         " or ".join(["x<1"] * (PARTS_MAX + 2)),
     ],
 )  # fmt: skip
 def test_other_text_than_an_inequality_in_one_unknown_is_not_read(text: str) -> None:
     assert solution_set(text) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "verdict"),
+    [
+        ("x\\ge2, x\\ne5", "[2,5)\\cup(5,\\infty)", True),
+        ("[2,5)\\cup(5,\\infty)", "x\\ge2\\text{ and }x\\ne5", True),
+        ("5>x\\ge2\\text{ or }x>5", "x\\ge2, x\\ne5", True),
+        ("x>0\\text{ and }x\\ne1", "(0,1)\\cup(1,\\infty)", True),
+        ("2<k<102, k\\ne12", "(2,12)\\cup(12,102)", True),
+        ("x\\ge0, x\\ne0", "(0,\\infty)", True),
+        ("x\\ge2, x\\ne6", "[2,5)\\cup(5,\\infty)", False),
+        ("x>2, x\\ne5", "[2,5)\\cup(5,\\infty)", False),
+        ("x\\ge2, y\\ne5", "[2,5)\\cup(5,\\infty)", False),
+        ("x\\ge2, x\\ne5, x\\ne7", "[2,5)\\cup(5,\\infty)", False),
+        ("x\\ge2", "[2,5)\\cup(5,\\infty)", False),
+        ("x\\ge2\\text{ or }x\\ne5", "[2,5)\\cup(5,\\infty)", False),
+        ("y>0, y\\ne1", "x>0, x\\ne1", False),
+        ("x>0", "x>0, x\\ne1", False),
+    ],
+)
+def test_a_range_without_points_is_a_union_of_intervals(
+    answer: str, reference: str, verdict: bool
+) -> None:
+    assert judge(answer, reference) is verdict

@@ -336,6 +336,11 @@ RARE: list[tuple[str, str, bool]] = [
     ("x\\equiv3\\ (mod 7)", "x\\equiv 3 \\pmod{7}", True), ("x\\equiv3\\mod 7", "x\\equiv 3 \\pmod{7}", True),
     ("x\\equiv3\\text{ mod }7", "x\\equiv 3 \\pmod{7}", True), ("x\\equiv3\\ (\\operatorname{mod} 7)", "x\\equiv 3 \\pmod{7}", True),
     ("x\\equiv3\\ (\\mathrm{mod}\\,7)", "x\\equiv 3 \\pmod{7}", True), ("x\\equiv3\\text{ (mod }7\\text{)}", "x\\equiv 3 \\pmod{7}", True),
+    ("x\\equiv3\\text{ mod } 7", "x\\equiv 3 \\pmod{7}", True), ("x\\equiv3\\ \\text{mod}\\ 7", "x\\equiv 3 \\pmod{7}", True),
+    ("x\\equiv3\\,\\text{mod}\\,7", "x\\equiv 3 \\pmod{7}", True), ("x\\equiv3\\operatorname{mod} 7", "x\\equiv 3 \\pmod{7}", True),
+    ("x\\equiv3\\ \\mathrm{mod}~7", "x\\equiv 3 \\pmod{7}", True), ("x\\equiv3\\text{ mod } 8", "x\\equiv 3 \\pmod{7}", False),
+    ("x\\equiv4\\ \\text{mod}\\ 7", "x\\equiv 3 \\pmod{7}", False), ("x\\equiv3\\text{ mod } 7k", "x\\equiv 3 \\pmod{7}", False),
+    ("x\\equiv3\\text{ mod } 7 + 1", "x\\equiv 3 \\pmod{7}", False), ("x\\equiv3\\text{ mod } 77", "x\\equiv 3 \\pmod{7}", False),
     ("x\\equiv3\\pmod{17}", "x\\equiv 3 \\pmod{7}", False), ("x\\equiv3\\ (\\text{mod }8)", "x\\equiv 3 \\pmod{7}", False),
     ("x\\equiv3\\text{ (mod 14)}", "x\\equiv 3 \\pmod{7}", False), ("x\\equiv3\\bmod{8}", "x\\equiv 3 \\pmod{7}", False),
     ("x\\equiv3\\bmod 7^2", "x\\equiv 3 \\pmod{7}", False), ("x\\equiv3\\bmod 7n", "x\\equiv 3 \\pmod{7}", False),
@@ -427,6 +432,11 @@ RARE: list[tuple[str, str, bool]] = [
     ("x\\ne-1, x<2", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", False), ("2", "(-\\infty,2)\\cup(2,\\infty)", False), ("x=2", "x\\ne2", False),
     ("x\\ne-2, x\\ne1", "(-\\infty,-1)\\cup(-1,2)\\cup(2,\\infty)", False), ("\\{x\\mid x\\ne2\\}", "(-\\infty,2]\\cup(2,\\infty)", False),
     ("x\\ne2", "(2,\\infty)\\cup(2,\\infty)", False),
+    ("1\\ 000", "1000", True), ("1 \\, 000", "1000", True), ("1~000~000", "1000000", True), ("12\\ 345\\ 678", "12345678", True),
+    ("1\\ 000.5", "1000.5", True), ("1\\ 001", "1000", False), ("1\\ 0000", "10000", False), ("1\\ 000\\ 00", "100000", False),
+    ("1 000", "1000", False), ("1\\ 000", "1", False), ("3\\ 125/200", "3\\frac{125}{200}", True), ("3\\ 125/200", "\\frac{3125}{200}", False),
+    ("10^3\\ 000", "10^{3000}", False), ("1\\ 100", "1, 100", False), ("1,\\ 100", "1, 100", True),
+    ("25\\text{ per cent}", "0.25", True), ("25 per cent", "25\\%", True), ("26\\text{ per cent}", "25\\%", False), ("2.5 per cent", "0.25", False),
     ("\\frac{15!}{5!^33!}", "\\frac{15!}{5!^3\\cdot 3!}", True), ("5!^23", "(5!)^{23}", False),
 ]
 # fmt: on
