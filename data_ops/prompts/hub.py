@@ -79,7 +79,7 @@ def _plain_rows(rows: Iterable[Json], what: str) -> Iterator[Json]:
             log.warning(
                 "%s: columns %s are left out, because JSON cannot hold their types",
                 what,
-                ", ".join(sorted(dropped - logged)),
+                ", ".join(map(repr, sorted(dropped - logged))),
             )
             logged |= dropped
         yield {name: value for name, value in row.items() if name not in dropped}

@@ -200,7 +200,7 @@ def _plain_schema(schema: Any, file: RowsFile, dates: Collection[str]) -> Any:
         raise ConfigError(f"{file} has the column {twice[0]!r} twice; keep one")
     dropped = {column.name: column.type for column in schema if not plain(column.type)}
     if len(dropped) == len(names):
-        types = ", ".join(f"{name} {kind}" for name, kind in dropped.items())
+        types = ", ".join(f"{name!r} {kind}" for name, kind in dropped.items())
         raise ConfigError(
             f"{file} has no column with a type that JSON has (found "
             f"{types or 'no column'}); write its text as string"
@@ -209,7 +209,7 @@ def _plain_schema(schema: Any, file: RowsFile, dates: Collection[str]) -> Any:
         log.warning(
             "%s: columns %s are left out, because JSON cannot hold their types",
             file,
-            ", ".join(dropped),
+            ", ".join(map(repr, dropped)),
         )
     return pa.schema([column for column in schema if column.name not in dropped])
 

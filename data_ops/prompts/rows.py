@@ -189,9 +189,8 @@ def _decimal(text: str) -> float:
 
 def _text(columns: Json, name: str) -> str:
     if name not in columns:
-        raise BrokenRowError(
-            f"no column {name!r}; found {', '.join(columns)[:COLUMNS_SHOWN] or 'none'}"
-        )
+        found = ", ".join(map(repr, columns))[:COLUMNS_SHOWN] or "none"
+        raise BrokenRowError(f"no column {name!r}; found {found}")
     value = columns[name]
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         kind = "nothing" if value is None else type(value).__name__

@@ -116,6 +116,8 @@ class Follower:
         self.crashed_answers = 0
         """Answers in a row that the supervisor crashed, and that no other one was started."""
         self.asked = False
+        self.seen: Status | None = None
+        """The newest status that was read."""
 
     def follow(self) -> Status | None:
         """Follow the run to its end; returns its last status, None when the person left it running.
@@ -149,12 +151,16 @@ class Follower:
         if time.monotonic() - self.flow_seen > FLOW_POLL_S:
             self._ask_prefect()
         run = store.sub(layout.run_prefix(run_id))
-        seen, base_model, note = None, None, ""
+        base_model, note = None, ""
+        seen = None
         try:
             if self._has_begun(run):
                 seen = status(store, run_id)
                 self.lives_here = seen.state == "interrupted" and supervisor_lives_here(run)
                 base_model, note = _base_model(run)
+                if seen.state in ENDED:
+                    note = "" if seen.supervisor_has_ended else "waiting for its supervisor to end"
+                self.seen = seen
         except TransientError as error:
             note = f"the store does not answer: {error}"
         return View(
@@ -178,8 +184,8 @@ class Follower:
 
     def _is_over(self, seen: Status | None) -> bool:
         """Whether the supervisor has ended: its flow run is final or suspended and no other one was
-        started in its place, or neither it nor Prefect answers, or it has shown no sign of life
-        since the run's end.
+        started in its place, or neither it nor Prefect answers, or, after the run's end, its last
+        heartbeat says so while Prefect does not answer, or it has shown no sign of life since.
         """
         now = time.monotonic()
         lost = self.prefect_unreachable and seen is not None and seen.state == "interrupted"
@@ -197,6 +203,8 @@ class Follower:
             return True
         if seen is None or seen.state not in ENDED:
             return False
+        if self.prefect_unreachable and seen.supervisor_has_ended:
+            return True
         if self.ended_at is None or seen.closing is not None or self._works(FINISH_TIMEOUT_S):
             self.ended_at = now
         return now - self.ended_at > FINISH_TIMEOUT_S
@@ -240,8 +248,9 @@ class Follower:
         )
 
     def _shall_leave(self) -> bool:
-        """Ask once whether to leave the run going; another Ctrl-C leaves it."""
-        if self.ask is None or not self.console.is_terminal or self.asked:
+        """Ask once whether to leave a run going that has not ended; another Ctrl-C leaves it."""
+        has_ended = self.seen is not None and self.seen.state in ENDED
+        if self.ask is None or not self.console.is_terminal or self.asked or has_ended:
             return True
         self.asked = True
         try:
@@ -330,19 +339,21 @@ def _base_model(run: ObjectStore) -> tuple[float | None, str]:
 
 def _lines(console: Console) -> Callable[[View], None]:
     """Return a function that prints the addresses once, then a line every LINE_INTERVAL_S and
-    whenever the state or the closing step changes.
+    whenever the state or the closing step changes. After the run's end no line is repeated.
     """
-    shown_at, shown_state = -math.inf, ("", "")
+    shown_at, shown_state, shown_words = -math.inf, ("", ""), ""
 
     def show(view: View) -> None:
-        nonlocal shown_at, shown_state
+        nonlocal shown_at, shown_state, shown_words
         if shown_at < 0:
             for name, address in view.links.items():
                 console.print(f"{name:<8} {address}", highlight=False, soft_wrap=True)
         closing = view.status.closing.step if view.status and view.status.closing else ""
         state = (view.status.state if view.status else view.flow_state, closing)
-        if time.monotonic() - shown_at >= LINE_INTERVAL_S or state != shown_state:
-            shown_at, shown_state = time.monotonic(), state
+        words = live_view.line_words(view)
+        is_due = time.monotonic() - shown_at >= LINE_INTERVAL_S or state != shown_state
+        if is_due and not (words == shown_words and state[0] in ENDED):
+            shown_at, shown_state, shown_words = time.monotonic(), state, words
             console.print(live_view.line(view), highlight=False, soft_wrap=True)
 
     return show

@@ -11,7 +11,7 @@ from typing import Any
 from deployments.cli import preflight, run_follower
 from deployments.cli.output import live_view, tables
 from deployments.cli.output.plain_console import PlainConsole
-from deployments.cli.run_follower import Followed, Follower
+from deployments.cli.run_follower import ENDED, Followed, Follower
 from deployments.paths import Home
 from deployments.registration import deployments, flow_runs
 from deployments.stack import environment, pages, plan, state, up_down
@@ -165,13 +165,17 @@ def watch(followed: Followed, say: Say, ask: Callable[[str], str] | None = input
     `ask` asks on Ctrl-C whether to cancel the run; without it, the run is left. Return True when it
     completed or used up its budget, or when the user stopped watching.
     """
-    last = Follower(followed, PlainConsole(), ask).follow()
+    follower = Follower(followed, PlainConsole(), ask)
+    last = follower.follow()
     if last is None:
-        run_id = followed.run_id
-        say(
-            f"{run_id} continues; `astraflow status {run_id}` shows it, `astraflow cancel "
-            f"{run_id}` ends it"
-        )
+        run_id, seen = followed.run_id, follower.seen
+        if seen is not None and seen.state in ENDED:
+            say(f"{run_id} is {seen.state}; `astraflow status {run_id}` shows it")
+        else:
+            say(
+                f"{run_id} continues; `astraflow status {run_id}` shows it, `astraflow cancel "
+                f"{run_id}` ends it"
+            )
         return True
     summarize(followed, last, say)
     return last.state in ("completed", "exhausted")

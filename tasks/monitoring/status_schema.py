@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from storage.config_model import Frozen
-from storage.records.control import BudgetKind, ClosingStep, RunEnd
+from storage.records.control import BudgetKind, ClosingStep, RunEnd, ServiceState
 from tasks.monitoring.budget_status import BudgetStatus
 
 State = RunEnd | Literal["starting", "running", "interrupted", "unreadable"]
@@ -143,6 +143,12 @@ class Status(Frozen):
     problems: list[str] = []
     """Objects of the run that cannot be read, and why; the other fields are computed without them.
     """
+
+    @property
+    def supervisor_has_ended(self) -> bool:
+        """Whether the supervisor left, by its last heartbeat."""
+        ended = (ServiceState.DONE, ServiceState.FAILED)
+        return any(each.id == "supervisor" and each.state in ended for each in self.members)
 
 
 class RunSummary(Frozen):

@@ -105,6 +105,7 @@ def client_of(api_url: str, limits: RequestLimits | None = None) -> Iterator[Any
                     api_url,
                     auth_string=PREFECT_API_AUTH_STRING.value(),
                     api_key=PREFECT_API_KEY.value(),
+                    httpx_settings={"event_hooks": {"response": [_refuse_undecodable]}},
                 )
             )
         except httpx.InvalidURL as error:
@@ -112,6 +113,21 @@ def client_of(api_url: str, limits: RequestLimits | None = None) -> Iterator[Any
         except (*UNUSABLE, ImportError) as error:  # ImportError: a proxy that needs a package
             raise _unusable_settings(error) from None
         yield client
+
+
+def _refuse_undecodable(response: Any) -> None:
+    """Raise httpx's DecodingError for JSON that is too deep, or has a number with too many digits:
+    the json module's errors for it could also be those of a fault in this process.
+    """
+    import httpx
+
+    response.read()
+    try:
+        response.json()
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return  # a page of HTML, or nothing: what needs JSON raises it again
+    except (RecursionError, ValueError) as error:
+        raise httpx.DecodingError(str(error), request=response.request) from error
 
 
 def strange_answers() -> tuple[type[Exception], ...]:

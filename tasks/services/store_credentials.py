@@ -89,6 +89,8 @@ def _read(name: str, api_url: str | None, limits: RequestLimits | None) -> Any:
             f"{VARIABLE} names; "
             f'make it on its page under Blocks, or in Python: {PYTHON}.save("{name}")'
         ) from None
+    except httpx.DecodingError as error:
+        raise ConfigError(strange_answer(server, error)) from None
     except httpx.HTTPError as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in REFUSED:
             raise ConfigError(

@@ -88,20 +88,20 @@ def episode_picture(
 ) -> RenderableType:
     """Return one episode with all its turns and tokens."""
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    rows: dict[str, str] = {
-        "episode": f"{played.id} (order, prompt, sample)",
-        "prompt": one_line(played.prompt_id),
-        **{name: visible(str(value)) for name, value in prompt.fields.items()},
-        "worker": one_line(f"{played.worker} in {played.region}"),
-        "reward": f"{played.reward:g}",
-        **{one_line(name): f"{value:g}" for name, value in episode.metrics.items()},
-        "seconds": f"{played.seconds:.2f}",
-        "shard": shard,
-    }
+    rows = [
+        ("episode", f"{played.id} (order, prompt, sample)"),
+        ("prompt", one_line(played.prompt_id)),
+        ("worker", one_line(f"{played.worker} in {played.region}")),
+        ("reward", f"{played.reward:g}"),
+        ("seconds", f"{played.seconds:.2f}"),
+        ("shard", shard),
+    ]
     if episode.error is not None:
-        rows["failure"] = visible(f"{played.failure}: {episode.error}")
-    for name, value in rows.items():
-        facts.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
+        rows.append(("failure", visible(f"{played.failure}: {episode.error}")))
+    rows += [(name, f"{value:g}") for name, value in episode.metrics.items()]
+    rows += [(name, visible(str(value))) for name, value in prompt.fields.items()]
+    for name, value in rows:
+        facts.add_row(Text(one_line(name), style="dim"), Text(value, overflow="fold"))
     return Group(facts, *(part for turn in turns for part in _turn(turn)))
 
 
@@ -171,7 +171,9 @@ def prompt_picture(prompt: Prompt, plays: Sequence[PromptPlay]) -> RenderableTyp
     numbers = sorted({each.episode for play in shown for each in play.episodes})
     for number in numbers:
         table.add_row(str(number), *(_cell(play, number) for play in shown))
-    fields = "\n".join(f"{name}: {visible(str(value))}" for name, value in prompt.fields.items())
+    fields = "\n".join(
+        f"{one_line(name)}: {visible(str(value))}" for name, value in prompt.fields.items()
+    )
     left_out = len(plays) - len(shown)
     note = f"\n{left_out} more orders have this prompt" if left_out else ""
     return Group(Text(f"{one_line(prompt.id)}\n{fields}{note}\n"), table)
@@ -194,15 +196,15 @@ def episodes_json(episodes: Iterable[PlayedEpisode]) -> list[dict[str, Any]]:
 
 
 def episode_json(episode: PlayedEpisode) -> dict[str, Any]:
-    """Return one episode as JSON; numbers that are not finite are null."""
+    """Return one episode as JSON."""
     return {
         "id": episode.id,
         "prompt": episode.prompt_id[:LINE_MAX],
         "region": episode.region,
         "worker": episode.worker,
-        "reward": _finite(episode.reward),
+        "reward": episode.reward,
         "failure": episode.failure or None,
-        "seconds": _finite(episode.seconds),
+        "seconds": episode.seconds,
         "sequences": [_sequence_json(each) for each in episode.sequences],
     }
 
@@ -218,14 +220,14 @@ def turns_json(
     return {
         **episode_json(played),
         "fields": prompt.fields,
-        "metrics": {name: _finite(value) for name, value in episode.metrics.items()},
+        "metrics": dict(episode.metrics),
         "error": episode.error,
         "shard": shard,
         "turns": [
             {
                 "sequence": turn.place,
                 "name": turn.name,
-                "reward": _finite(turn.reward),
+                "reward": turn.reward,
                 "temperature": turn.temperature,
                 "finish_reason": turn.finish_reason,
                 "tokens": [_token_json(token) for token in turn.tokens],
@@ -243,7 +245,7 @@ def _sequence_json(sequence: PlayedSequence) -> dict[str, Any]:
         "tokens": sequence.tokens,
         "min_version": sequence.min_version,
         "max_version": sequence.max_version,
-        "reward": _finite(sequence.reward),
+        "reward": sequence.reward,
         "fate": sequence.fate.fate,
         "reason": sequence.fate.reason or None,
         "batch": sequence.fate.batch or None,
@@ -259,11 +261,7 @@ def _token_json(token: ViewedToken) -> Mapping[str, Any]:
         "id": token.token,
         "owner": token.owner,
         "version": token.version,
-        "logprob": _finite(token.logprob),
+        "logprob": token.logprob,
         "mask": token.is_in_loss,
-        "advantage": None if token.advantage is None else _finite(token.advantage),
+        "advantage": token.advantage,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -48,7 +48,9 @@ class View:
     base_model: float | None = None
     """Completed share (0-1) of building the base models; None when none is being built."""
     note: str = ""
-    """What is being built, or why the store cannot be read; for people."""
+    """What is being built, or waited for after the run's end, or why the store cannot be read; for
+    people.
+    """
     links: dict[str, str] = field(default_factory=dict)
     """Name → address."""
 
@@ -73,11 +75,12 @@ def picture(view: View) -> RenderableType:
 
 def line(view: View) -> str:
     """Write the view as one line, for logs."""
-    return one_line(_line(view))
+    return one_line(f"[{clock(view.elapsed_s)}] {line_words(view)}")
 
 
-def _line(view: View) -> str:
-    head = f"[{clock(view.elapsed_s)}] {_state(view).plain}"
+def line_words(view: View) -> str:
+    """Return the line's words, which do not change by time alone."""
+    head = _state(view).plain
     status = view.status
     if status is None:
         return f"{head}  waiting for the supervisor{_flow_state(view)}"
@@ -89,9 +92,8 @@ def _line(view: View) -> str:
     if status.closing is not None:
         return f"{head}  {closing_words(status.closing)}"
     if status.state in STATE_STYLES:
-        return (
-            f"{head}  its supervisor's flow run is {view.flow_state}" if view.flow_state else head
-        )
+        flow = f"its supervisor's flow run is {view.flow_state}" if view.flow_state else ""
+        return "  ".join(filter(None, [head, flow or view.note]))
     policies = [_policy_words(name, policy) for name, policy in status.policies.items()]
     tokens = sum(region.tokens_per_s for region in status.regions.values())
     workers = sum(region.workers for region in status.regions.values())
@@ -264,11 +266,11 @@ def _progress(view: View) -> RenderableType:
         )
     policies = view.status.policies.values()
     done, planned = min(policy.step for policy in policies), view.status.steps
-    doing = (
-        closing_words(view.status.closing)
-        if view.status.closing is not None
-        else view.status.reason
-    )
+    if view.status.closing is not None:
+        doing = closing_words(view.status.closing)
+    else:
+        note = view.note if view.status.state in STATE_STYLES else ""
+        doing = "; ".join(filter(None, [view.status.reason, note]))
     return _bar(done / planned, one_line(f"{done} of {planned} steps  {doing}"))
 
 

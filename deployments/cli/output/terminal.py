@@ -86,9 +86,12 @@ def run_or_newest(run: str | None) -> str:
 
 
 def show(content: Any, as_json: bool) -> None:
-    """Print a table, or plain data as JSON."""
+    """Print a table, or plain data as JSON: numbers that are not finite are null."""
+    from pydantic_core import to_jsonable_python
+
     if as_json:
-        typer.echo(json.dumps(content, indent=2))
+        finite = to_jsonable_python(content, inf_nan_mode="null")
+        typer.echo(json.dumps(finite, indent=2, allow_nan=False))
         return
     console().print(content)
 

@@ -14,6 +14,10 @@ from tasks.promotion.gate.comparison import Accuracies, Comparison, GateTest
 
 DRAWS_MAX = 2**22
 """Random numbers that are in memory at once."""
+VALUES_MAX, PROBLEMS_PER_VALUE = 64, 8
+"""With more different values than VALUES_MAX, and fewer problems to each than PROBLEMS_PER_VALUE, a
+random number for each problem takes less time than one for each value.
+"""
 TIE_TOLERANCE = 1e-9
 """Sums that differ by less are equal: their terms are added in another order."""
 
@@ -53,16 +57,22 @@ def bootstrap_bounds(
     paired comparisons of systems: Koehn, Statistical Significance Tests for Machine Translation
     Evaluation, EMNLP 2004.
 
-    A resample is drawn as the number of times that each distinct difference is in it.
+    A resample is drawn as the number of times that each distinct difference is in it; where there
+    are many, as the problems.
     """
     values_U, counts_U = np.unique(differences_P, return_counts=True)
     size = len(differences_P)
-    means_B = np.concatenate(
-        [
+    if _are_few(len(values_U), size):
+        means = [
             rng.multinomial(size, counts_U / size, size=rows) @ values_U / size
             for rows in _chunks(resamples, len(values_U))
         ]
-    )
+    else:
+        means = [
+            differences_P[rng.integers(size, size=(rows, size))].mean(axis=1)
+            for rows in _chunks(resamples, size)
+        ]
+    means_B = np.concatenate(means)
     low, high = np.quantile(means_B, [1 - confidence, confidence], method="inverted_cdf")
     return float(low), float(high)
 
@@ -78,16 +88,26 @@ def sign_flip_p_value(differences_P: Accuracies, resamples: int, rng: np.random.
     1989; Riezler and Maxwell, On Some Pitfalls in Automatic Evaluation and Significance Testing for
     MT, 2005.
 
-    The signs of the k problems with one distance |d| are drawn together: k⁺ ~ Binomial(k, 1/2).
+    The signs of the k problems with one distance |d| are drawn together, k⁺ ~ Binomial(k, 1/2), but
+    not where there are many distances.
     """
     distances_U, counts_U = np.unique(np.abs(differences_P), return_counts=True)
+    are_few, size = _are_few(len(distances_U), len(differences_P)), len(differences_P)
     observed = float(differences_P.sum())
     at_least = 0
-    for rows in _chunks(resamples, len(distances_U)):
-        positive_BU = rng.binomial(counts_U, 0.5, size=(rows, len(counts_U)))
-        sums_B = (2 * positive_BU - counts_U) @ distances_U
+    for rows in _chunks(resamples, len(distances_U) if are_few else size):
+        if are_few:
+            positive_BU = rng.binomial(counts_U, 0.5, size=(rows, len(counts_U)))
+            sums_B = (2 * positive_BU - counts_U) @ distances_U
+        else:
+            is_kept_BP = rng.integers(2, size=(rows, size), dtype=np.bool_)
+            sums_B = 2 * (is_kept_BP @ differences_P) - observed
         at_least += int((sums_B >= observed - TIE_TOLERANCE).sum())
     return (1 + at_least) / (1 + resamples)
+
+
+def _are_few(values: int, problems: int) -> bool:
+    return values <= max(VALUES_MAX, problems // PROBLEMS_PER_VALUE)
 
 
 def _chunks(resamples: int, draws: int) -> list[int]:

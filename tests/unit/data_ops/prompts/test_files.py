@@ -58,13 +58,15 @@ def test_every_kind_of_broken_line_is_named_with_its_number(tmp_path: Path) -> N
         '["1+1", "2"]',
         '{"question": "1+1", "answer": null}',
         '{"question": ["1+1"], "answer": "2"}',
+        r'{"\u001b[2J\nline 9: good": "1"}',
     )
     with pytest.raises(ConfigError) as caught:
         read_file(source)
     message = str(caught.value)
-    assert f"{source.path}: 6 of 7 lines cannot be used" in message
+    assert f"{source.path}: 7 of 8 lines cannot be used" in message
     assert "line 2: not JSON (Expecting ':' delimiter" in message
-    assert "line 3: no column 'question'; found problem, answer" in message
+    assert "line 3: no column 'question'; found 'problem', 'answer'" in message
+    assert r"line 8: no column 'question'; found '\x1b[2J\nline 9: good'" in message
     assert "line 4: column 'question' is empty" in message
     assert "line 5: a JSON list instead of an object" in message
     assert "line 6: column 'answer' holds nothing instead of text" in message
@@ -171,7 +173,7 @@ def test_parquet_columns_that_json_cannot_hold_are_left_out_with_a_warning(
         "question": "1+1",
         "answer": "2",
     }
-    assert "columns image, boxes are left out" in caplog.text
+    assert "columns 'image', 'boxes' are left out" in caplog.text
 
 
 def test_a_broken_parquet_row_is_named(tmp_path: Path) -> None:
@@ -374,7 +376,7 @@ def test_a_hub_row_is_validated_and_columns_without_a_json_type_are_dropped(
     assert [prompt.fields for prompt in read_hub(source)] == [
         {"question": "1+1", "answer": "2"}
     ] * 2
-    assert caplog.text.count("columns image are left out") == 1
+    assert caplog.text.count("columns 'image' are left out") == 1
     fake.rows = [{"question": "1+1", "answer": "\ud800"}]
     with pytest.raises(ConfigError, match="row 1: column 'answer' has the lone surrogate U"):
         read_hub(source)

@@ -113,7 +113,7 @@ def test_a_parquet_file_whose_columns_are_all_left_out_is_refused_with_their_typ
         read_file(FilePrompts(path=str(tmp_path / "a.parquet")))
     assert str(caught.value) == (
         f"{tmp_path / 'a.parquet'} has no column with a type that JSON has (found "
-        "question binary, answer timestamp[ms]); write its text as string"
+        "'question' binary, 'answer' timestamp[ms]); write its text as string"
     )
 
 

@@ -203,6 +203,27 @@ def test_ctrl_c_leaves_the_run_and_says_so(
     assert runs.read_stop(run) is None
 
 
+def test_ctrl_c_after_the_end_of_the_run_does_not_say_that_it_continues(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = create()
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", time.time()))
+        return RUNNING
+
+    def interrupt() -> FlowRun:
+        raise KeyboardInterrupt
+
+    prefect_has(monkeypatch, RUNNING, end, interrupt)
+    attached = Attached(store, tmp_path)
+    assert attached.completed
+    assert attached.said == ["tiny-1 is completed; `astraflow status tiny-1` shows it"]
+
+
 def test_without_prefects_server_the_store_alone_is_followed(
     store: ObjectStore,
     create: Callable[[], ObjectStore],

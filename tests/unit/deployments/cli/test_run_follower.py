@@ -357,3 +357,57 @@ def test_a_supervisor_whose_process_works_on_this_machine_is_slow_and_waited_for
         with pytest.raises(AstraFlowError, match="the supervisor of tiny-1 ended before the run"):
             follower.follow()
     assert now_s[0] > 1000.0, "then it uses no CPU time any more"
+
+
+def test_without_prefect_a_run_is_over_when_its_supervisors_heartbeat_is_the_last_one(
+    followed: Followed,
+) -> None:
+    run = _create(followed.store)
+    runs.request_stop(run, Stop("completed", "all done", 5.0))
+    with HeartbeatWriter(run, "supervisor", "supervisor", 0, 3600.0):
+        pass
+    polls = iter([None])
+
+    def away() -> FlowRun:
+        next(polls)
+        raise ConfigError("there is no Prefect server")
+
+    console = _console(False)
+    last = Follower(followed, console, read_flow=_script(away)).follow()
+    assert getattr(last, "state", None) == "completed"
+    assert console.file.getvalue().endswith("] completed\n")  # type: ignore[attr-defined]  # a StringIO
+
+
+def test_a_silent_supervisor_of_an_ended_run_is_waited_for_with_one_line(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs.request_stop(_create(followed.store), Stop("completed", "all done", 5.0))
+    now_s = [0.0]
+    monkeypatch.setattr("deployments.cli.run_follower.time.monotonic", lambda: now_s[0])
+
+    def away() -> FlowRun:
+        now_s[0] += 10.0
+        raise ConfigError("there is no Prefect server")
+
+    console = _console(False)
+    last = Follower(followed, console, read_flow=_script(away)).follow()
+    assert getattr(last, "state", None) == "completed"
+    assert now_s[0] > run_follower.FINISH_TIMEOUT_S
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
+    assert lines == ["[0:10] completed  waiting for its supervisor to end"]
+
+
+def test_ctrl_c_after_the_end_of_the_run_asks_nothing(followed: Followed) -> None:
+    run = _create(followed.store)
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", 5.0))
+        return RUNNING
+
+    def nobody(question: str) -> str:
+        raise AssertionError("there is nothing to cancel")
+
+    follower = Follower(followed, _console(True), nobody, _script(end, _interrupt))
+    assert follower.follow() is None
+    assert follower.seen is not None
+    assert follower.seen.state == "completed"

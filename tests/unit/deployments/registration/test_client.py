@@ -144,6 +144,8 @@ STRANGE = {
     "another list": (200, b"[1]", None),
     "another object": (200, b"{}", None),
     "null": (200, b"null", None),
+    "too deep": (200, b'{"a":' * 20_000, "DecodingError"),
+    "a number of 5,000 digits": (200, b"[" + b"9" * 5000 + b"]", "DecodingError"),
     "no text": (200, b"\xff\xfe\xff", None),
     "a teapot": (418, b"{}", "418 I'm a teapot"),
     "nothing there": (404, b"{}", None),

@@ -219,6 +219,27 @@ def test_numbers_that_are_not_finite_are_null_in_json(run: ObjectStore) -> None:
     assert call("--episode", "9.0.0").stdout
 
 
+def test_names_of_columns_and_metrics_neither_begin_a_line_nor_replace_the_true_values(
+    run: ObjectStore,
+) -> None:
+    fields = {"a\nFORGED": "v", "episode": "9.9.9", "prompt": "zzz", "seconds": "q"}
+    play = replace(builders.episode(reward=0.5), metrics={"reward": 7.0, "b\nFORGED": 1.0})
+    group = builders.group(play, prompt_id="sums/9")
+    prompt = replace(group.prompt, fields=fields)
+    shards.create(run, builders.shard(replace(group, prompt=prompt), order=9))
+    one = call("--episode", "9.0.0").stdout
+    shown = [line.split()[:2] for line in one.splitlines() if line.strip()]
+    for name, true, other in (
+        ("episode", "9.0.0", "9.9.9"),
+        ("prompt", "sums/9", "zzz"),
+        ("reward", "0.5", "7"),
+    ):
+        assert shown.index([name, true]) < shown.index([name, other])
+    for output in (one, call("--prompt", "sums/9").stdout):
+        assert "a FORGED" in output
+        assert not [line for line in output.splitlines() if line.startswith("FORGED")]
+
+
 def test_damaged_shards_are_named_and_the_others_are_listed(run: ObjectStore) -> None:
     run.put(layout.shard(1), b"damage")
     result = call()

@@ -1,4 +1,5 @@
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -95,3 +96,38 @@ def test_the_bounds_equal_those_of_scipy() -> None:
     ).pvalue  # fmt: skip
     p_value = sign_flip_p_value(differences, 50_000, np.random.default_rng(5))
     assert p_value == pytest.approx(permuted, abs=0.003)
+
+
+def test_many_different_values_are_drawn_from_the_same_distribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    champion, candidate = np.random.default_rng(6).random((2, 200))
+    differences = candidate + 0.04 - champion
+
+    def drawn(values_max: int, seed: int) -> np.ndarray:
+        """Lower and upper bound, and the p value."""
+        monkeypatch.setattr(paired_bootstrap, "VALUES_MAX", values_max)
+        rng = np.random.default_rng(seed)
+        bounds = bootstrap_bounds(differences, 0.95, 20_000, rng)
+        return np.array([*bounds, sign_flip_p_value(differences, 20_000, rng)])
+
+    by_problem = np.array([drawn(0, seed) for seed in range(10)])
+    by_value = np.array([drawn(200, seed) for seed in range(10, 20)])
+    assert not np.array_equal(by_problem, by_value)
+    deviations = np.sqrt((by_problem.var(axis=0, ddof=1) + by_value.var(axis=0, ddof=1)) / 10)
+    assert 0.01 < by_value[0, 2] < 0.99
+    assert (np.abs(by_problem.mean(axis=0) - by_value.mean(axis=0)) < 3 * deviations).all()
+
+
+def test_right_and_wrong_answers_keep_the_numbers_of_stored_decisions() -> None:
+    champion, candidate = np.random.default_rng(7).integers(0, 2, (2, 30)).astype(float)
+    compared = PairedBootstrap(resamples=1000).compare(champion, candidate, 0.95)
+    assert compared == Comparison(-1 / 30, 0.3, 176 / 1001)
+
+
+def test_ten_thousand_different_values_take_little_time() -> None:
+    differences = np.random.default_rng(8).random(10_000) - 0.5
+    rng, started_s = np.random.default_rng(0), time.process_time()
+    bootstrap_bounds(differences, 0.95, 1000, rng)
+    sign_flip_p_value(differences, 1000, rng)
+    assert time.process_time() - started_s < 0.8, "ten times as long with a number for each value"
