@@ -19,7 +19,7 @@ from storage import layout
 from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
 from storage.formats.json_objects import seal
-from storage.records.control import RunEnd, Stop
+from storage.records.control import ClosingStep, RunEnd, ServiceState, Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
 from tasks.monitoring.status import Status, status
@@ -184,6 +184,21 @@ def test_a_run_that_is_taken_up_again_is_not_over(
     assert "cancelled" not in capsys.readouterr().out
 
 
+def test_a_run_whose_supervisor_is_still_closing_it_is_followed_to_its_end(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its stop is of this start, not of an earlier one."""
+    stopped = runs.request_stop(create(), Stop("completed", "all done", time.time()))
+    closing = replace(RUNNING, created_s=stopped.at_s - 1)
+    prefect_has(monkeypatch, closing, lambda: closing, lambda: COMPLETED)
+    assert Attached(store, tmp_path).completed
+    assert "] completed  its supervisor's flow run is Running" in capsys.readouterr().out
+
+
 def test_ctrl_c_leaves_the_run_and_says_so(
     store: ObjectStore,
     create: Callable[[], ObjectStore],
@@ -249,6 +264,35 @@ def test_without_prefects_server_the_store_alone_is_followed(
         attached = Attached(store, tmp_path)
     assert attached.said[0] == "only the store is shown: there is no Prefect server"
     assert attached.completed
+
+
+def test_a_run_in_its_closing_steps_is_followed_without_prefects_server(
+    store: ObjectStore,
+    create: Callable[[], ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = create()
+    runs.request_stop(run, Stop("completed", "all done", time.time()))
+    closing = builders.heartbeat(
+        "supervisor", "supervisor", beat_s=time.time(), state=ClosingStep.REPORTING
+    )
+    builders.put_heartbeat(run, closing)
+
+    def last_look_before_the_end(store: ObjectStore, run_id: str) -> Status:
+        seen = status(store, run_id)
+        builders.put_heartbeat(run, replace(closing, state=ServiceState.DONE))
+        return seen
+
+    monkeypatch.setattr(up_down, "adopt_server", _does_not_respond)
+    monkeypatch.setattr(run_follower, "FINISH_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(run_follower, "status", last_look_before_the_end)
+    assert Attached(store, tmp_path).completed
+    assert [line.partition("]")[2] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        " completed  writing the report",
+        " completed",
+    ]
 
 
 def _does_not_respond(*args: object) -> FlowRun:

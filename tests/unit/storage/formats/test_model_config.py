@@ -3,7 +3,7 @@ import json
 import pytest
 
 from storage.errors import CorruptError
-from storage.formats.model_config import check_sizes
+from storage.formats.model_config import check_sizes, data_files, longest_context
 
 SHAPES = [(151_936, 2048), (2048,)]
 
@@ -71,7 +71,12 @@ def test_integers_are_limited_together_whatever_their_keys() -> None:
         "context_size": 10**6, "rope_theta": 10**9, "rope_local_base_freq": 10**9, "x": 1e30, "y": -9,
     }  # fmt: skip
     check_sizes(body(**free, first=2**21, part={"stages": [2**20, [2**20]]}), shapes, "config")
-    for more in ({"last": 1}, {"last": {"stages": [[1]]}}, {"last": True}):
+    for more in (
+        {"last": 1},
+        {"last": {"stages": [[1]]}},
+        {"last": True},
+        {"negative": -9, "last": 1},
+    ):
         with pytest.raises(
             CorruptError, match=r"^config: all integers together, .* than 4,194,304"
         ):
@@ -132,3 +137,59 @@ def test_a_config_with_an_integer_of_thousands_of_digits_is_refused() -> None:
 def test_a_config_that_is_not_a_json_object_is_refused() -> None:
     with pytest.raises(CorruptError, match="config is not JSON"):
         check_sizes(b"{", SHAPES, "config")
+
+
+CODE = (
+    "auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation",
+    "experts_implementation", "_experts_implementation", "attribute_map", "configuration_files",
+)  # fmt: skip
+FILES = ("vocab", "merges", "init_inputs", "spm_file", "added_tokens_files", "source_spm")
+
+
+@pytest.mark.parametrize(
+    ("name", "dropped"),
+    [
+        ("config.json", (*CODE, "transformers_weights", "task_specific_params")),
+        ("Generation_Config.json", CODE),
+        ("Tokenizer_config.json", (*CODE, *FILES)),
+        ("special_tokens_map.JSON", (*CODE, *FILES)),
+    ],
+)
+def test_the_settings_of_a_model_name_no_code_and_no_files_whatever_the_case_of_their_name(
+    name: str, dropped: tuple[str, ...]
+) -> None:
+    for key in dropped:
+        settings = {"size": 1, key: {"x": "y"}, "parts": [[{key: "y", "b": 2}]]}
+        data = data_files({name: json.dumps(settings).encode()})
+        assert json.loads(data[name]) == {"size": 1, "parts": [[{"b": 2}]]}, key
+
+
+def test_settings_without_such_names_and_other_files_keep_their_bytes() -> None:
+    files = {
+        "config.json": b'{"vocab": 1,  "source_spm": 2}',
+        "tokenizer_config.json": b'{"files": 1,  "spm": 2}',
+        "tokenizer.json": b'{"auto_map": 1,  "vocab": 2}',
+    }
+    assert (
+        data_files({**files, "ADAPTER_CONFIG.json": b"{}", "adapter_config.json": b"{}"}) == files
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"factor": 2.5}}, 10240),
+        ({"max_position_embeddings": 10**20}, 2**31),
+        ({"max_position_embeddings": 0}, None),
+        ({"max_position_embeddings": -5}, None),
+        ({"max_position_embeddings": True}, None),
+        ({"max_position_embeddings": 8.0}, None),
+        ({"max_position_embeddings": 8, "text_config": {}}, None),
+        ({"max_position_embeddings": 8, "text_config": {"max_position_embeddings": 16}}, 16),
+    ],
+)
+def test_the_longest_context_is_known_where_the_configuration_has_positions(
+    config: dict[str, object], longest: int | None
+) -> None:
+    assert longest_context(config) == longest

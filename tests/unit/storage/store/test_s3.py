@@ -177,6 +177,7 @@ def test_errors_name_the_object_and_the_remedy(
     name = "s3://bucket/root/k at http://host:9000"
     denied = f"access to {name} is denied (AccessDenied); check the profile eu in ~/.aws and the bucket's policy"
     assert error_message(403, "AccessDenied") == denied
+    assert error_message(401, "Unauthorized") == denied.replace("AccessDenied", "Unauthorized")
     assert error_message(404, "NoSuchBucket").startswith(
         "the bucket bucket at http://host:9000 does not exist; create it"
     )

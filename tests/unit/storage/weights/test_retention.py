@@ -307,13 +307,34 @@ def test_gc_killed_at_any_change_loses_no_kept_version_and_the_next_gc_finishes(
             retention.retire(dying, retention.plan(run, "solver", wanted, now_s))
         verbs = [change.partition(" ")[0] for change in backend.changes]
         assert verbs[:3] == ["create"] * len(verbs[:3]), (
-            "a version's data went before all records previous_stop"
+            "a version's data was deleted before all records were created"
         )
         assert [told_of(run, version) for version in (0, 4, 5, 6, 7)] == ["readable"] * 5
         for version in (1, 2, 3):  # unchanged, or retired on purpose: never damaged
             assert told_of(run, version) in ("readable", "retired")
         retention.retire(run, retention.plan(run, "solver", wanted, now_s))
         assert shape(run) == shape(whole)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_gc_of_a_mirror_killed_at_any_change_shows_no_damage_and_the_next_gc_finishes(
+    memory_store: ObjectStore, after: bool
+) -> None:
+    home = chain(memory_store.sub("home"))
+    bodies = {key: home.get(key) for key in home.list()}
+    planned = retention.plan(home, "solver", Retention(last=2, every=0, grace_s=0.0), 1e12)
+    retention.retire(home, planned)
+    for number in range(1, changes_of(planned) + 1):
+        mirror = memory_store.sub(f"mirror-{number}")
+        for key, body in bodies.items():
+            mirror.put(key, body)
+        dying, _ = killed_at(mirror, number, after)
+        with pytest.raises(Killed):
+            retention.retire_mirror(home, dying, retention.plan_mirror(home, mirror, planned))
+        assert [told_of(mirror, version) for version in (0, 4, 5, 6, 7)] == ["readable"] * 5
+        assert {told_of(mirror, version) for version in (1, 2, 3)} <= {"readable", "retired"}
+        retention.retire_mirror(home, mirror, retention.plan_mirror(home, mirror, planned))
+        assert shape(mirror) == shape(home)
 
 
 def test_a_lagging_reader_with_retired_deltas_continues_from_an_anchor(run: ObjectStore) -> None:

@@ -22,6 +22,7 @@ from rollout.engines.sglang.server_api import (
 from storage.formats.json_objects import parse
 from storage.records.types import Json
 from tests.support.http_servers import one_answer
+from tests.support.patience import PATIENCE_S
 
 REQUEST = {"sampling_params": {"max_new_tokens": 2}}
 PIECE = b"[" * 2**16
@@ -92,7 +93,7 @@ async def test_an_answer_without_end_is_cut() -> None:
         with pytest.raises(ServerLostError, match="more than"):
             await api.label()
         assert not await api.is_ready()
-        assert not await api.samples(60.0)
+        assert not await api.samples(PATIENCE_S)
         await api.close()
 
 

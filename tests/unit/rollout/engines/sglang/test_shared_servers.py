@@ -132,7 +132,7 @@ class Slow:
         return (200, counted(body, self._peer.label, self._finish)) if self._finish else None
 
     async def until_asked(self) -> None:
-        assert await asyncio.to_thread(self.asked.wait, 60)
+        assert await asyncio.to_thread(self.asked.wait, PATIENCE_S)
 
 
 async def test_policies_share_one_base_and_name_their_own_adapters(
@@ -285,7 +285,7 @@ async def test_a_request_of_one_policy_waits_while_the_server_is_started_for_ano
 
     peer.replies = {"/generate": [lost], "/update_weights_from_disk": [slow]}
     first = asyncio.ensure_future(solver.generate([1, 2], THREE))
-    assert await asyncio.to_thread(loading.wait, 60)
+    assert await asyncio.to_thread(loading.wait, PATIENCE_S)
     asked_before = peer.paths().count("/generate")
     second = asyncio.ensure_future(verifier.generate([3, 4], THREE))
     await asyncio.sleep(0)
@@ -349,7 +349,7 @@ async def test_a_policy_that_leaves_during_an_update_of_another_is_served_no_mor
 
     peer.replies["/load_lora_adapter"] = [slowly]
     updating = asyncio.ensure_future(verifier.load_adapter(2, FORM, adapted(base(), 3)))
-    assert await asyncio.to_thread(asked.wait, 60)
+    assert await asyncio.to_thread(asked.wait, PATIENCE_S)
     leaving = asyncio.ensure_future(solver.close())
     while len(solver._servers._engines) > 1:  # noqa: ASYNC110 -- it has no event for it
         await asyncio.sleep(0.01)

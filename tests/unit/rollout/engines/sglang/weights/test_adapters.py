@@ -103,7 +103,7 @@ async def test_a_running_request_keeps_its_adapter_which_is_unloaded_after_it(
     await engine.load_adapter(1, FORM, adapted(1))
     peer.replies["/generate"] = [slow]
     running = asyncio.ensure_future(engine.generate([1, 2], THREE))
-    assert await asyncio.to_thread(asking.wait, 60)
+    assert await asyncio.to_thread(asking.wait, PATIENCE_S)
     await engine.load_adapter(2, FORM, adapted(2))
     assert names(peer) == ["1.1", "2.2"]
     go_on.set()
@@ -167,7 +167,7 @@ async def test_a_request_during_the_restart_of_a_server_waits_for_its_adapter(
 
     peer.replies = {"/generate": [lost], "/load_lora_adapter": [slow]}
     first = asyncio.ensure_future(engine.generate([1, 2], THREE))
-    assert await asyncio.to_thread(loading.wait, 60)
+    assert await asyncio.to_thread(loading.wait, PATIENCE_S)
     second = asyncio.ensure_future(engine.generate([3, 4], THREE))
     await asyncio.sleep(0)
     go_on.set()
