@@ -19,7 +19,7 @@ from rollout.rewards.math_answers.equations import (
     is_relation_of_several,
     number_of,
 )
-from rollout.rewards.math_answers.inequalities import solution_set
+from rollout.rewards.math_answers.inequalities import is_any_of_unequal, solution_set
 from rollout.rewards.math_answers.operators import LETTER
 from rollout.rewards.math_answers.scalars import Algebra, conjunction, equal_scalars
 from rollout.rewards.math_answers.spelling.tidying import tidy, without_spaces
@@ -233,12 +233,15 @@ def _as_ratios(answer: str, gold: str) -> tuple[str, str]:
 def _as_intervals(answer: str, gold: str) -> tuple[str, str] | None:
     """Replace inequalities by their solution sets if both texts are inequalities or intervals.
 
-    Other pairs are returned unchanged. None for inequalities in different unknowns.
+    Other pairs are returned unchanged. None for inequalities in different unknowns, and for one
+    beside `x\\ne2 or x\\ne3`, which all numbers satisfy.
     """
     solutions, gold_solutions = solution_set(answer), solution_set(gold)
     if solutions and gold_solutions:
         same_unknown = solutions[0] == gold_solutions[0]
         return (solutions[1], gold_solutions[1]) if same_unknown else None
+    if (solutions and is_any_of_unequal(gold)) or (gold_solutions and is_any_of_unequal(answer)):
+        return None
     if solutions and _is_region(gold):
         return solutions[1], gold
     if gold_solutions and _is_region(answer):

@@ -16,7 +16,13 @@ from typing import Final
 
 from rollout.rewards.math_answers.number_parser import TooLargeError
 from rollout.rewards.math_answers.numbers import read_number
-from rollout.rewards.math_answers.structure import items_of, marks, split
+from rollout.rewards.math_answers.structure import (
+    both_signs,
+    items_of,
+    marks,
+    split,
+    without_grouping,
+)
 
 PARTS_MAX: Final = 4
 """Maximum number of splits at `or`."""
@@ -98,6 +104,11 @@ def solution_set(text: str) -> tuple[str, str] | None:
     return ranges[0].unknown, "\\cup".join(str(each) for each in ranges)
 
 
+def is_any_of_unequal(text: str) -> bool:
+    """Return whether a tidy text is `x\\ne2 or x\\ne3`."""
+    return UNEQUAL in text and OR.search(text) is not None
+
+
 def _without_points(text: str) -> tuple[str, str] | None:
     """Return the unknown and the solutions of `x\\ne2,3` or `0<x<5, x\\ne2`, else None.
 
@@ -112,15 +123,17 @@ def _without_points(text: str) -> tuple[str, str] | None:
         are_points = False
         for part in items_of(condition, keep_numbers=True):
             name, sign, point = (each.strip() for each in part.rpartition(UNEQUAL))
-            value = _value(point)
-            are_points = bool(sign) or (are_points and value is not None)
+            read = {
+                value: each for each in both_signs(point) if (value := _value(each)) is not None
+            }
+            are_points = bool(sign) or (are_points and bool(read))
             if not are_points:
                 bounds.append(_without_modulus(part))
                 continue
-            if value is None:
+            if not read:
                 return None
             names |= {name} if sign else set()
-            points[value] = point.replace(",", "")
+            points |= {value: each.replace(",", "") for value, each in read.items()}
     unknown = names.pop() if len(names) == 1 else ""
     if not UNKNOWN.fullmatch(unknown):
         return None
@@ -235,6 +248,7 @@ def _range(text: str) -> Range | None:
             if len(bounds) == 2
             else None
         )
+    text = without_grouping(text)
     relations = [
         (kind, at)
         for kind, at, depth in marks(text)

@@ -123,7 +123,7 @@ class NumberParser:
         before, token = self._tokens[self._at - 1], self._tokens[self._at]
         if (
             before.kind != "numeral"
-            or not before.text.isdigit()
+            or not before.text.replace(",", "").isdigit()
             or (self._at > 1 and self._tokens[self._at - 2].text in "/^_")
         ):
             return False

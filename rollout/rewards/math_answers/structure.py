@@ -33,7 +33,8 @@ CONJUNCTION: Final = re.compile(
 GROUPING: Final = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 """A number whose commas group its digits."""
 GROUPED: Final = re.compile(rf"[-+]?{GROUPING.pattern}(?:\.\d*)?")
-ONE_ARGUMENT: Final = re.compile(r"\\(?:log|ln|lg|exp)(?:_(?:\w|\{\w{1,8}\}))? ?\Z")
+PLUS_MINUS: Final = re.compile(r"\\pm(?![a-zA-Z])")
+ONE_ARGUMENT: Final = re.compile(r"\\(?:log|ln|lg|exp|sin|cos|tan)(?:_(?:\w|\{\w{1,8}\}))? ?\Z")
 ONE_ARGUMENT_CHARS_MAX: Final = 20
 """A function of one argument before its bracket: in `\\log_2(1,024)` no comma separates."""
 LETTER: Final = re.compile(r"[a-zA-Z]")
@@ -127,7 +128,7 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     ):
         items = all_commas
     if not opening or opening == "\\{":
-        items = [signed for item in items for signed in _both_signs(item)]
+        items = [signed for item in items for signed in both_signs(item)]
     if not 1 < len(items) <= ITEMS_MAX or not all(items):
         return None
     return Collection(opening, closing, tuple(items))
@@ -184,15 +185,15 @@ def _both_points(text: str) -> str:
     """Write `(\\pm 1, 0)` as `(1, 0), (-1, 0)`; other texts are unchanged."""
     opening, inner, closing = _enclosed(text) or ("", "", "")
     is_point = opening + closing == "()" and len(items_of(inner, keep_numbers=False)) > 1
-    return ", ".join(_both_signs(text)) if is_point else text
+    return ", ".join(both_signs(text)) if is_point else text
 
 
-def _both_signs(text: str) -> list[str]:
+def both_signs(text: str) -> list[str]:
     """Split `1\\pm 2` into `1+ 2` and `1- 2`."""
-    if text.count("\\pm") != 1:
+    if len(PLUS_MINUS.findall(text)) != 1:
         return [text]
     return [
-        LEADING_PLUS.sub("", text.replace("\\pm", sign)).removeprefix("+").strip() for sign in "+-"
+        LEADING_PLUS.sub("", PLUS_MINUS.sub(sign, text)).removeprefix("+").strip() for sign in "+-"
     ]
 
 

@@ -68,12 +68,15 @@ CHARACTERS: Final = str.maketrans(
 SUPERSCRIPTS: Final = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 RAISED: Final = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
 
-GROUPED: Final = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!| ?\\, ?|\\thinspace ?)(?=\d{3}(?!\d))")
+GROUPED: Final = re.compile(r"(?<=\d)(?:\{,\} ?|,\\! ?|\\!|\\,|\\thinspace ?)(?=\d{3}(?!\d))")
 """Separators that only thousands have. A plain comma also separates the items of a list: `numbers`
 and `structure` decide whether it groups digits.
 """
-SPACED: Final = re.compile(r"(?<![\d.,^_])[1-9]\d{0,2}(?:(?:\\ |~)\d{3})+(?!(?:\\ |[ ~])?[\d/])")
+SPACED: Final = re.compile(
+    r"(?<![\d.,^_])[1-9]\d{0,2}(?:(?:\\ |~| ?\\, ?)\d{3})+(?! ?(?:\\[ ,]|~)? ?[\d/])"
+)
 """Thousands with wide spaces: `1\\ 000`, but not the mixed number `3\\ 125/200`."""
+NO_DIGIT: Final = re.compile(r"\D")
 
 SPACING: Final = re.compile(
     r"(?<!\\)\\[,;: \n\t]|~|\\hspace\*?\s{0,8}\{[^{}]{0,40}\}"
@@ -186,6 +189,10 @@ TEXT_INDEX: Final = re.compile(
 """`v_{\\text{max}}`, which is `v_{max}`."""
 BLACKBOARD: Final = re.compile(r"\\mathbb ?([A-Z])(?![a-zA-Z])")
 """`\\mathbb R`, which is `\\mathbb{R}`."""
+ORDINAL: Final = re.compile(
+    r"(?<=\d)(?:\^\{\\text\{(?:st|nd|rd|th)\}\}|\^?\\text\{(?:st|nd|rd|th)\}|\^\{th\}|th(?![a-zA-Z]))"
+)
+"""The end of `12^{\\text{th}}`. `2^{nd}` without \\text is a power."""
 PER_CENT: Final = re.compile(r"(?<=\d)( ?| ?\\text ?\{ ?)per cent(?![a-zA-Z])")
 PERCENT_AS_TEXT: Final = re.compile(r"\\text ?\{ ?% ?\}")
 INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
@@ -209,6 +216,8 @@ ONE_TOKEN: Final = re.compile(
 EN_DASH: Final = re.compile(r"(?<=\d)--(?=\d)")
 """A range in TeX: `5--6`."""
 WHITE: Final = re.compile(r"\s+")
+END: Final = re.compile(r"(?<!\\)\\\s+\Z")
+"""The space of `7\\ `, whose sign would stay."""
 LOOSE: Final = re.compile(
     r" (?![0-9A-Za-z.]|(?<=[a-zA-Z] )- [a-z]{3})"
     r"|(?<![0-9A-Za-z.},;]) (?!(?<=[a-zA-Z] - )[a-z]{3})"
@@ -221,7 +230,7 @@ SPACE: Final = re.compile(r" (?!\d)|(?<![\d,]) |(?<=,) (?!\d{3}(?!\d))")
 
 def tidy(text: str) -> str:
     """Return an answer in the normal spelling, without dollars, spacing, sizes and a full stop."""
-    text = text.strip()
+    text = END.sub("", text).strip()
     text = text[2:-2] if len(text) > 4 and text.startswith("**") and text.endswith("**") else text
     text = SUPERSCRIPTS.sub(lambda match: f"^{{{match[0].translate(RAISED)}}}", text).translate(
         CHARACTERS
@@ -229,7 +238,7 @@ def tidy(text: str) -> str:
     text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, notations.without_row_spacing(text)))
     text = ONE_TOKEN.sub(lambda match: f"\\{match[1]}{{{match[2] or match[3]}}}", text)
     text = notations.binomials(text)
-    text = SPACED.sub(lambda number: SPACING.sub("", number[0]), GROUPED.sub("", text))
+    text = SPACED.sub(lambda number: NO_DIGIT.sub("", number[0]), GROUPED.sub("", text))
     text = CONSTANT.sub(r" \1", text)
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = notations.means(notations.arrays(DROPPED.sub("", SPACING.sub(" ", text))))
@@ -249,8 +258,8 @@ def tidy(text: str) -> str:
 
 
 def _respelled(text: str) -> str:
-    """Replace rare spellings of roots, mixed numbers, indices, currencies and units."""
-    text = CURRENCY.sub("", PREAMBLE.sub("", text))
+    """Replace rare spellings of roots, ordinals, mixed numbers, indices, currencies and units."""
+    text = ORDINAL.sub("", CURRENCY.sub("", PREAMBLE.sub("", text)))
     text = INDEXED_ROOT.sub(r"\\sqrt[\1]{\2}", MIXED.sub(r"\1", text))
     text = NAMED_INDEX.sub(r"_{\g<name>}", ODD_ROOT.sub(r"{-\\sqrt[\1]{\2}}", text))
     text = PERCENT_AS_TEXT.sub("%", PER_CENT.sub(r"\1percent", text))
