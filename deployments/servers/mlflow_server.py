@@ -8,6 +8,7 @@ to MLflow; a test starts the server and uses it.
 import argparse
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from deployments.paths import home
@@ -30,8 +31,13 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"{home().auth} is missing; `astraflow up` creates it")
     database = f"sqlite:///{options.folder / 'mlflow.db'}"
     listener = listen(options.port)
+    temporary = options.folder / "tmp"
+    temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ.update(
         {
+            # At its start MLflow deletes what is old in folders that it expects here. In /tmp,
+            # another user could have made them, with links to folders of this one.
+            "TMPDIR": str(temporary),
             "_MLFLOW_SERVER_FILE_STORE": database,
             "_MLFLOW_SERVER_REGISTRY_STORE": database,
             "_MLFLOW_SERVER_ARTIFACT_ROOT": ARTIFACTS,
@@ -40,6 +46,7 @@ def main(arguments: list[str]) -> None:
             "_MLFLOW_SGI_NAME": "uvicorn",
         }
     )
+    tempfile.tempdir = None  # it is read again
     import uvicorn  # before MLflow, which checks whether it runs in a server
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores

@@ -5,7 +5,7 @@ import re
 import sys
 from typing import Final
 
-from deployments.paths import Home
+from deployments.paths import PROJECT, Home
 from deployments.registration import pools, work_pools
 from deployments.stack import commands, cpu_features, environment, processes, up_down
 from deployments.stack.startup import Say
@@ -42,6 +42,7 @@ def serve(home: Home, pool: str, region: str, gpus: str, limit: int | None, say:
     command = commands.worker(pool, region, names, 1 if limit is None and names else limit)
     say(f"{command[command.index('--name') + 1]} serves {api_url}; Ctrl-C ends it")
     sys.stdout.flush()
+    os.chdir(PROJECT)  # another user may have put a module into the working directory
     with processes.interruptible():
         os.execve(command[0], command, variables)
 

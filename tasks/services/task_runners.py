@@ -1,8 +1,10 @@
 """Make Prefect's task runner of `data.task_runner`: threads, processes, a Dask or a Ray cluster."""
 
+import atexit
 import multiprocessing
 import os
 import threading
+from contextlib import ExitStack
 from multiprocessing.connection import wait
 from typing import Any, Final
 
@@ -11,7 +13,9 @@ from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTa
 from data_ops.config import DaskRunner, ProcessRunner, RayRunner, TaskRunnerConfig
 from storage.errors import ConfigError
 from storage.machine.cpus import num_cpus
+from storage.machine.temporary_folders import temporary_folder
 
+DASK_PREFIX = "astraflow-dask-"
 OWN_DASK_CLUSTER: Final[dict[str, Any]] = {
     "security": True,
     "dashboard_address": "127.0.0.1:0",
@@ -34,7 +38,7 @@ def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
             from prefect_dask.task_runners import DaskTaskRunner
         except ImportError as error:
             raise _missing(config.name, error) from error
-        own = None if config.address else OWN_DASK_CLUSTER
+        own = None if config.address else _own_dask_cluster()
         dask: TaskRunner[Any] = DaskTaskRunner(address=config.address, cluster_kwargs=own)
         return dask
     if isinstance(config, RayRunner):
@@ -42,9 +46,24 @@ def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
             from prefect_ray.task_runners import RayTaskRunner
         except ImportError as error:
             raise _missing(config.name, error) from error
-        ray: TaskRunner[Any] = RayTaskRunner(address=config.address)
+        # Without an address Ray would take a cluster of any user of the machine.
+        ray: TaskRunner[Any] = RayTaskRunner(address=config.address or "local")
         return ray
     return ThreadPoolTaskRunner()
+
+
+def _own_dask_cluster() -> dict[str, Any]:
+    """Return the settings of a cluster whose files are in a folder of this user alone.
+
+    Dask's default is a folder in /tmp, which another user may have made, and it imports from there.
+    """
+    import dask
+
+    temporary = ExitStack()
+    atexit.register(temporary.close)
+    folder = temporary.enter_context(temporary_folder(DASK_PREFIX))
+    dask.config.set({"temporary-directory": str(folder)})
+    return OWN_DASK_CLUSTER
 
 
 def exit_with_parent() -> None:

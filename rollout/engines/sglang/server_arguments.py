@@ -139,7 +139,8 @@ def server_environment(config: EngineConfig, folder: Path) -> dict[str, str]:
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "SGLANG_HEALTH_CHECK_TIMEOUT": str(HEALTH_TIMEOUT_S),
         "HF_HUB_OFFLINE": "1",
-        # The default is a folder in /tmp, which another user may have made before.
+        # Compiled code is kept in folders of these. In /tmp another user may have made them.
+        "TMPDIR": str(folder),
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         # By a file and by the loopback interface: a TCP store of torch listens on all interfaces.
         "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{folder}/rendezvous",

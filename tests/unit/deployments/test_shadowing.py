@@ -165,3 +165,11 @@ def test_no_process_starts_beside_foreign_settings(
     done = call(tmp_path, "-m", *command)
     assert done.returncode == 2
     assert done.stderr.startswith(f"{settings} belongs to another user")
+
+
+def test_no_relative_folder_is_on_pythons_path(tmp_path: Path) -> None:
+    code = "import sys; print([each for each in sys.path if not each.startswith('/')])"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -8,9 +8,11 @@ blocks; a dimension of size 1 makes another.
 
 import atexit
 import os
+import stat
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,6 +95,7 @@ def _prepare() -> None:
     In a shared cache a process that is killed while it compiles would leave a truncated library,
     which ends the next process that loads it.
     """
+    _check_headers_folder()
     import torch._dynamo
     import torch._functorch.config
     import torch._inductor.config
@@ -103,6 +106,25 @@ def _prepare() -> None:
     torch._dynamo.config.recompile_limit = FORMS_MAX
     # The backward pass is compiled with the forward pass, where errors get their names.
     torch._functorch.config.force_non_lazy_backward_lowering = True
+
+
+def _check_headers_folder() -> None:
+    """Make the folder in which torch keeps compiled headers whatever its cache is.
+
+    ConfigError where another user could have put code into it.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    folder = Path(default_cache_dir())
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    is_closed = stat.S_ISDIR(found.st_mode) and not found.st_mode & stat.S_IWOTH
+    if not is_closed or found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"train.compile: torch keeps compiled code in {folder}, which must be a folder of this "
+            "user into which others cannot write; delete it, or set TMPDIR to another folder"
+        )
 
 
 def _reason(error: Exception) -> str:

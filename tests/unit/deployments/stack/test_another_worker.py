@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.paths import Home
+from deployments.paths import PROJECT, Home
 from deployments.registration import work_pools
 from deployments.stack import another_worker, commands, environment, up_down
 from storage.errors import ConfigError
@@ -62,7 +62,7 @@ def test_the_environment_of_a_worker_has_its_gpus_and_the_users_variables(
     assert environment.of_worker(Home(tmp_path), [], {})["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
 
 
-def test_a_worker_reacts_to_sigint_also_where_the_command_ignores_it(
+def test_a_worker_starts_in_the_projects_folder_and_reacts_to_sigint_whatever_the_command_does(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The command would replace this process. What a process inherits from such a handler is tested
@@ -71,8 +71,9 @@ def test_a_worker_reacts_to_sigint_also_where_the_command_ignores_it(
     replaced = []
 
     def execve(path: str, command: list[str], variables: Mapping[str, str]) -> None:
-        replaced.append((path, command, signal.getsignal(signal.SIGINT)))
+        replaced.append((path, command, signal.getsignal(signal.SIGINT), Path.cwd()))
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(up_down, "adopt_server", lambda home: "http://127.0.0.1:9/api")
     monkeypatch.setattr(work_pools, "types", lambda url, names: {"rollout": "process"})
     monkeypatch.setattr(os, "execve", execve)
@@ -82,4 +83,4 @@ def test_a_worker_reacts_to_sigint_also_where_the_command_ignores_it(
     finally:
         signal.signal(signal.SIGINT, before)
     command = commands.worker("rollout", "", [], None)
-    assert replaced == [(sys.executable, command, signal.default_int_handler)]
+    assert replaced == [(sys.executable, command, signal.default_int_handler, PROJECT)]

@@ -26,7 +26,7 @@ from storage.weights import publisher
 from tasks.recipes import loader
 from tasks.services import parallel_ingest, run_service
 from tasks.services.store_credentials import VARIABLE
-from tasks.services.task_runners import make_task_runner
+from tasks.services.task_runners import DASK_PREFIX, make_task_runner
 from tests.support.checkout import ROOT
 from tests.support.patience import PATIENCE_S, until
 from tests.support.runs.builders import episode, group, sequence, shard, tensors
@@ -250,9 +250,18 @@ def test_a_dask_cluster_of_the_dataflow_has_tls_no_open_port_and_no_profiler() -
             if connection.status == psutil.CONN_LISTEN
         }
 
+    def folders_of(client: Any) -> list[str]:
+        """What Python's path begins with."""
+        of_workers = client.run(lambda dask_worker: dask_worker.local_directory)
+        return [
+            *of_workers.values(),
+            client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.local_directory),
+        ]
+
     before = listening()
     runner: Any = make_task_runner(DaskRunner())
     with runner:
+        assert all(f"/{DASK_PREFIX}" in folder for folder in folders_of(runner.client))
         enabled = runner.client.run(dask.config.get, "distributed.worker.profile.enabled")
         assert set(enabled.values()) == {False}
         assert {address.partition(":")[0] for address in enabled} == {"tls"}

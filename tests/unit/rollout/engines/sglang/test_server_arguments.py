@@ -98,6 +98,7 @@ def test_compiled_code_is_in_the_folder_of_the_server(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/torchinductor_root")
     variables = server_environment(EngineConfig(name="sglang"), tmp_path)
     assert variables["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+    assert variables["TMPDIR"] == str(tmp_path)
 
 
 def test_the_share_of_a_device_is_given_as_a_fraction_of_what_is_free_on_it() -> None:

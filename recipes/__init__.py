@@ -1,0 +1,1 @@
+"""The recipes that come with AstraFlow, one YAML file each."""
