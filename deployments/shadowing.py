@@ -20,8 +20,11 @@ from pathlib import Path
 PACKAGES = ("storage", "data_ops", "rollout", "trainer", "tasks", "flows")
 """AstraFlow's packages beside this one."""
 PROJECT = Path(__file__).resolve().parent.parent
-SETTINGS = {"prefect.toml": "Prefect", ".env": "Prefect", "pyproject.toml": "Prefect"} | {
-    ".numba_config.yaml": "numba"
+SETTINGS = {
+    "prefect.toml": "Prefect",
+    ".env": "Prefect",
+    "pyproject.toml": "Prefect",
+    ".numba_config.yaml": "numba",
 }
 """Files of the working directory with settings → the library that reads them."""
 SHARED = (".env", "pyproject.toml")

@@ -283,7 +283,8 @@ def of_worker(home: Home, gpus: Sequence[str], ceiling: Mapping[str, str]) -> di
     The user's variables take precedence. `gpus` are the names of the GPUs that they may use; empty:
     those of this process.
     """
-    own = {gpu_numbers.VARIABLE: ",".join(gpus)} if gpus else {}
+    own = {"ASTRAFLOW_HOME": str(home.root)}  # absolute: the worker starts in another folder
+    own |= {gpu_numbers.VARIABLE: ",".join(gpus)} if gpus else {}
     logs = {"ASTRAFLOW_LOGS": str(home.logs)}
     return {**FLOW_RUN, **PREFECT, **UNTRACKED, **ceiling, **logs, **os.environ, **own}
 

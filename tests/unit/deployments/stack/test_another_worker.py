@@ -54,8 +54,10 @@ def test_the_environment_of_a_worker_has_its_gpus_and_the_users_variables(
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("DO_NOT_TRACK", raising=False)
     monkeypatch.delenv("ASTRAFLOW_LOGS", raising=False)
+    monkeypatch.setenv("ASTRAFLOW_HOME", "relative")
     own = environment.of_worker(Home(tmp_path), ["2"], {"ONEDNN_MAX_CPU_ISA": "AVX2"})
     assert own["ASTRAFLOW_LOGS"] == str(tmp_path / "logs")
+    assert own["ASTRAFLOW_HOME"] == str(tmp_path)
     assert own["CUDA_VISIBLE_DEVICES"] == "2"
     assert own["OMP_NUM_THREADS"] == "7"
     assert own["DO_NOT_TRACK"] == "1"

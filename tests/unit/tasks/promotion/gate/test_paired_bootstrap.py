@@ -1,5 +1,7 @@
 import itertools
-import time
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,9 +127,26 @@ def test_right_and_wrong_answers_keep_the_numbers_of_stored_decisions() -> None:
     assert compared == Comparison(-1 / 30, 0.3, 176 / 1001)
 
 
-def test_ten_thousand_different_values_take_little_time() -> None:
-    differences = np.random.default_rng(8).random(10_000) - 0.5
-    rng, started_s = np.random.default_rng(0), time.process_time()
-    bootstrap_bounds(differences, 0.95, 1000, rng)
-    sign_flip_p_value(differences, 1000, rng)
-    assert time.process_time() - started_s < 0.8, "ten times as long with a number for each value"
+class ByProblem(np.random.Generator):
+    """Draws nothing for each different value, which takes ten times as long where most differ."""
+
+    def multinomial(self, *args: object, **options: object) -> Any:
+        raise AssertionError("a number for each value")
+
+    binomial = multinomial
+
+
+@pytest.mark.parametrize(
+    ("num_values", "is_by_problem"), [(10_000, True), (1251, True), (1250, False)]
+)
+def test_a_number_is_drawn_for_each_problem_where_most_values_differ(
+    num_values: int, is_by_problem: bool
+) -> None:
+    differences = np.arange(10_000) % num_values + 1.0
+    for test in (
+        partial(bootstrap_bounds, differences, 0.95),
+        partial(sign_flip_p_value, differences),
+    ):
+        expected = nullcontext() if is_by_problem else pytest.raises(AssertionError)
+        with expected:
+            test(10, ByProblem(np.random.PCG64(0)))
