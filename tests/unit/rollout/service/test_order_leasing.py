@@ -57,8 +57,10 @@ def write_orders(run: ObjectStore, count: int) -> None:
         )
 
 
-def claims_of(run: ObjectStore, clock: Clock, worker: str = "a") -> OrderLeasing:
-    return OrderLeasing(run, worker, "us-east", TTL_S, clock)
+def claims_of(
+    run: ObjectStore, clock: Clock, worker: str = "a", ttl_s: float = TTL_S
+) -> OrderLeasing:
+    return OrderLeasing(run, worker, "us-east", ttl_s, clock)
 
 
 def numbers(*claims: OrderLeasing) -> list[int | None]:
@@ -97,12 +99,32 @@ def test_a_released_order_is_soon_open_to_others(memory_store: ObjectStore) -> N
     assert held is not None
     assert numbers(b) == [None]
     a.give_back(held)
+    assert numbers(a) == [None]  # others have the first turn
     clock.now_s += 1.0  # orders of other workers are polled again after a second
     taken = b.next()
     assert taken is not None
     assert taken.lease == Lease(
         order=0, attempt=1, worker="b", region="us-east", write_id=taken.lease.write_id
     )
+
+
+def test_an_order_that_could_not_be_released_is_leased_again_after_the_ttl(
+    memory_store: ObjectStore,
+) -> None:
+    run = memory_store.sub("r")
+    write_orders(run, 1)
+    clock, backend = Clock(), UnreachableBackend(run.backend)
+    claims = claims_of(replace(run, backend=backend, patience_s=1e-6), clock)
+    held = claims.next()
+    assert held is not None
+    backend.key = "r/leases/00000000"
+    with pytest.raises(TransientError):
+        claims.give_back(held)
+    backend.key = ""
+    clock.now_s += 1.0
+    assert numbers(claims) == [None]
+    clock.now_s += TTL_S
+    assert numbers(claims) == [0]
 
 
 def test_an_order_of_a_dead_worker_is_leased_after_the_ttl(
@@ -136,6 +158,7 @@ def test_an_order_answered_by_another_worker_is_not_searched_again(
     clock.now_s += TTL_S + 2
     assert numbers(b) == [None]
     assert leases.read_newest(memory_store, 0).attempt == 0  # type: ignore[union-attr]  # it exists: worker a made it
+    assert (b._watch._sightings, b._recheck_at_s) == ({}, {})
 
 
 def test_an_unreadable_lease_does_not_protect_an_order(memory_store: ObjectStore) -> None:
@@ -171,7 +194,8 @@ def test_a_concurrent_renewal_does_not_undo_a_release(
     claims = claims_of(replace(memory_store, backend=slow), Clock())
     held = claims.next()
     assert held is not None
-    renews = threading.Thread(target=claims.renew, args=(held,))
+    renewed = claims_of(memory_store, Clock()).renew(held)
+    renews = threading.Thread(target=claims.renew, args=(renewed,))
     gives_back = threading.Thread(target=claims.give_back, args=(held,))
     renews.start()
     assert slow.under_way.wait(PATIENCE_S)
@@ -182,7 +206,7 @@ def test_a_concurrent_renewal_does_not_undo_a_release(
     gives_back.join()
     newest = leases.read_newest(memory_store, 0)
     assert newest is not None
-    assert (newest.released, newest.renewals) == (True, 2)
+    assert (newest.released, newest.renewals) == (True, 3)
     with pytest.raises(ConflictError, match="is no longer a's"):
         claims.renew(held)
 
@@ -413,18 +437,21 @@ class CountedReads:
         self.of_leases += key.startswith(layout.LEASES)
 
 
-def test_an_order_leased_elsewhere_is_checked_once_a_second(memory_store: ObjectStore) -> None:
+@pytest.mark.parametrize(("ttl_s", "interval_s"), [(TTL_S, RECHECK_INTERVAL_MAX_S), (2.0, 0.5)])
+def test_an_order_leased_elsewhere_is_checked_once_a_second_or_four_times_per_ttl(
+    memory_store: ObjectStore, ttl_s: float, interval_s: float
+) -> None:
     write_orders(memory_store, 1)
     clock = Clock()
     assert numbers(claims_of(memory_store, clock, "a")) == [0]
     backend = CountedReads(memory_store.backend)
-    claims = claims_of(replace(memory_store, backend=backend), clock, "b")
+    claims = claims_of(replace(memory_store, backend=backend), clock, "b", ttl_s)
     counts = []
     for _ in range(6):
         before = backend.of_leases
         assert claims.next() is None
         counts.append(backend.of_leases - before)
-        clock.now_s += RECHECK_INTERVAL_MAX_S / 2
+        clock.now_s += interval_s / 2
     # The first search also asks for a lease on order 1, to see whether that was lost.
     assert counts == [3, 0, 2, 0, 2, 0]
 
