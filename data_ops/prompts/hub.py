@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import count
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator
 
@@ -18,6 +18,10 @@ from storage.store.addresses import refusing_credentials
 
 log = logging.getLogger(__name__)
 
+HUB: Final = "hf://datasets/"
+"""A name alone would mean a folder of the working directory first, which another user may have put
+there.
+"""
 
 _check_hub_name = refusing_credentials(
     "write the data set's name, such as openai/gsm8k, and set HF_TOKEN"
@@ -51,7 +55,7 @@ def read_hub(source: HubPrompts) -> list[Prompt]:
             "a JSONL or Parquet file with prompts.path"
         ) from error
     try:
-        rows = datasets.load_dataset(source.hub, source.hub_config, split=source.split)
+        rows = datasets.load_dataset(HUB + source.hub, source.hub_config, split=source.split)
     except Exception as error:  # the package raises anything for a damaged data set
         raise ConfigError(
             f"prompts.hub={source.hub} (configuration {source.hub_config}, split {source.split}) "

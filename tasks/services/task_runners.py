@@ -15,7 +15,7 @@ from storage.errors import ConfigError
 from storage.machine.cpus import num_cpus
 from storage.machine.temporary_folders import temporary_folder
 
-DASK_PREFIX = "astraflow-dask-"
+DASK_PREFIX, RAY_PREFIX = "astraflow-dask-", "astraflow-ray-"
 OWN_DASK_CLUSTER: Final[dict[str, Any]] = {
     "security": True,
     "dashboard_address": "127.0.0.1:0",
@@ -46,24 +46,32 @@ def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
             from prefect_ray.task_runners import RayTaskRunner
         except ImportError as error:
             raise _missing(config.name, error) from error
+        own = None if config.address else {"_temp_dir": _own_folder(RAY_PREFIX)}
         # Without an address Ray would take a cluster of any user of the machine.
-        ray: TaskRunner[Any] = RayTaskRunner(address=config.address or "local")
+        ray: TaskRunner[Any] = RayTaskRunner(config.address or "local", init_kwargs=own)
         return ray
     return ThreadPoolTaskRunner()
 
 
 def _own_dask_cluster() -> dict[str, Any]:
-    """Return the settings of a cluster whose files are in a folder of this user alone.
+    """Return the settings of a cluster whose files are in a folder of its own.
 
-    Dask's default is a folder in /tmp, which another user may have made, and it imports from there.
+    Dask imports from that folder.
     """
     import dask
 
+    dask.config.set({"temporary-directory": _own_folder(DASK_PREFIX)})
+    return OWN_DASK_CLUSTER
+
+
+def _own_folder(prefix: str) -> str:
+    """Return a folder of this user alone, which is deleted when this process ends.
+
+    The defaults are folders in /tmp. Another user may have made Dask's, and may write into Ray's.
+    """
     temporary = ExitStack()
     atexit.register(temporary.close)
-    folder = temporary.enter_context(temporary_folder(DASK_PREFIX))
-    dask.config.set({"temporary-directory": str(folder)})
-    return OWN_DASK_CLUSTER
+    return str(temporary.enter_context(temporary_folder(prefix)))
 
 
 def exit_with_parent() -> None:

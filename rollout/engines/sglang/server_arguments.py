@@ -142,6 +142,9 @@ def server_environment(config: EngineConfig, folder: Path) -> dict[str, str]:
         # Compiled code is kept in folders of these. In /tmp another user may have made them.
         "TMPDIR": str(folder),
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        # With it SGLang starts its processes by a script in /tmp into which every user may write.
+        # Without it they bind themselves to the memory of their GPU.
+        "SGLANG_NUMA_BIND_V2": "0",
         # By a file and by the loopback interface: a TCP store of torch listens on all interfaces.
         "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{folder}/rendezvous",
         "GLOO_SOCKET_IFNAME": LOOPBACK,

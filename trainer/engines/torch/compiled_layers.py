@@ -8,11 +8,9 @@ blocks; a dimension of size 1 makes another.
 
 import atexit
 import os
-import stat
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import cache, wraps
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,36 +93,20 @@ def _prepare() -> None:
     In a shared cache a process that is killed while it compiles would leave a truncated library,
     which ends the next process that loads it.
     """
-    _check_headers_folder()
-    import torch._dynamo
-    import torch._functorch.config
-    import torch._inductor.config
-
     temporary = ExitStack()
     atexit.register(temporary.close)
-    os.environ[CACHE_VARIABLE] = str(temporary.enter_context(temporary_folder(CACHE_PREFIX)))
+    folder = temporary.enter_context(temporary_folder(CACHE_PREFIX))
+    os.environ[CACHE_VARIABLE] = str(folder)  # before the imports, which make the folder
+    import torch._dynamo
+    import torch._functorch.config
+    import torch._inductor.codecache as code_cache
+
+    # torch keeps compiled headers in /tmp/torchinductor_USER, which another user may have made.
+    code_cache._HEADER_DIR = str(folder / "headers")
+    code_cache._HEADER_LOCK_DIR = str(folder / "headers" / "locks")
     torch._dynamo.config.recompile_limit = FORMS_MAX
     # The backward pass is compiled with the forward pass, where errors get their names.
     torch._functorch.config.force_non_lazy_backward_lowering = True
-
-
-def _check_headers_folder() -> None:
-    """Make the folder in which torch keeps compiled headers whatever its cache is.
-
-    ConfigError where another user could have put code into it.
-    """
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-    folder = Path(default_cache_dir())
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    is_closed = stat.S_ISDIR(found.st_mode) and not found.st_mode & stat.S_IWOTH
-    if not is_closed or found.st_uid != os.geteuid():
-        raise ConfigError(
-            f"train.compile: torch keeps compiled code in {folder}, which must be a folder of this "
-            "user into which others cannot write; delete it, or set TMPDIR to another folder"
-        )
 
 
 def _reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -26,7 +27,7 @@ from storage.weights import publisher
 from tasks.recipes import loader
 from tasks.services import parallel_ingest, run_service
 from tasks.services.store_credentials import VARIABLE
-from tasks.services.task_runners import DASK_PREFIX, make_task_runner
+from tasks.services.task_runners import DASK_PREFIX, RAY_PREFIX, make_task_runner
 from tests.support.checkout import ROOT
 from tests.support.patience import PATIENCE_S, until
 from tests.support.runs.builders import episode, group, sequence, shard, tensors
@@ -267,6 +268,41 @@ def test_a_dask_cluster_of_the_dataflow_has_tls_no_open_port_and_no_profiler() -
         assert {address.partition(":")[0] for address in enabled} == {"tls"}
         assert runner.client.scheduler.address.startswith("tls://127.0.0.1:")
         assert {address for address, _ in listening() - before} == {"127.0.0.1"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("open_runs")
+def test_ray_workers_make_the_same_batches(
+    tmp_path: Path,
+    meeting: Path,
+    batches_of_threads: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("prefect_ray", reason="astraflow[ray] is not installed")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of the filter's module
+    assert served(tmp_path / "ray", meeting, 2, "ray") == batches_of_threads
+    pids = {int(path.name) for path in meeting.iterdir()}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    until(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+@pytest.mark.parametrize("address", [None, "ray://10.0.0.1:10001"])
+def test_a_ray_cluster_of_the_dataflow_is_its_own_and_has_its_own_folder(
+    address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every user may write into Ray's folder in /tmp. The package is not imported."""
+    fake: Any = ModuleType("prefect_ray.task_runners")
+    fake.RayTaskRunner = lambda *args, **settings: (*args, settings["init_kwargs"])
+    monkeypatch.setitem(sys.modules, "prefect_ray", ModuleType("prefect_ray"))
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    made: Any = make_task_runner(RayRunner(address=address))
+    if address:
+        assert made == (address, None)
+    else:
+        assert made[0] == "local"
+        folder = Path(made[1]["_temp_dir"])
+        assert (folder.name.startswith(RAY_PREFIX), folder.stat().st_mode) == (True, 0o40700)
 
 
 @pytest.mark.parametrize(("config", "package"), [(DaskRunner(), "dask"), (RayRunner(), "ray")])

@@ -101,6 +101,13 @@ def test_compiled_code_is_in_the_folder_of_the_server(
     assert variables["TMPDIR"] == str(tmp_path)
 
 
+def test_no_process_of_a_server_is_started_by_a_script_in_tmp(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SGLANG_NUMA_BIND_V2", "1")
+    assert server_environment(EngineConfig(name="sglang"), tmp_path)["SGLANG_NUMA_BIND_V2"] == "0"
+
+
 def test_the_share_of_a_device_is_given_as_a_fraction_of_what_is_free_on_it() -> None:
     config = EngineConfig(name="sglang", device="cuda", sglang=SglangConfig(memory_share=0.4))
     args = server_args(config, MODEL, 4000, free=0.5)
