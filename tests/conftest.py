@@ -53,6 +53,20 @@ def _torch_as_it_was() -> Iterator[None]:
         torch.nn.functional.linear = torch._C._nn.linear
 
 
+@pytest.fixture(scope="session")
+def _shared_chats() -> Iterator[object]:
+    from tests.support.runs.shared_chats import SharedChats
+
+    with closing(SharedChats()) as chats:
+        yield chats
+
+
+@pytest.fixture
+def shared_chats(_shared_chats: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools of agents share the child processes of their tokenizers, which stay until the end."""
+    monkeypatch.setattr("rollout.service.agent_pool.ChatProcess", _shared_chats)
+
+
 @pytest.fixture
 def memory_store() -> ObjectStore:
     return open_store(f"memory://{uuid4().hex}")

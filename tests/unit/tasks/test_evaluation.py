@@ -43,6 +43,8 @@ from tests.support.runs.lifetimes import (
     progress_of,
 )
 
+pytestmark = pytest.mark.usefixtures("shared_chats")
+
 
 @pytest.fixture
 def config() -> RunConfig:

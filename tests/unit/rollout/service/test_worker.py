@@ -34,6 +34,7 @@ from tests.support.runs.fakes import publish_base
 from tests.support.runs.lifetimes import progress_of
 from tests.support.runs.workers import RunningWorker, answered, config, write_orders
 
+pytestmark = pytest.mark.usefixtures("shared_chats")
 OVER = Stop("completed", "all steps done", 0.0)
 
 

@@ -24,7 +24,7 @@ from tests.support.runs.contestants import (
 )
 
 LOG = "tiny"
-pytestmark = pytest.mark.usefixtures("no_requests")
+pytestmark = pytest.mark.usefixtures("no_requests", "shared_chats")
 LOOSE = {"gate__confidence": 0.6, "gate__samples": 2}
 
 

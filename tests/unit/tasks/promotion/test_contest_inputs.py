@@ -38,7 +38,7 @@ evaluation:
   prompts: {builtin: chained_addition, split: test, limit: 60}
 """
 SKILLS = (20, 50, 90)
-pytestmark = pytest.mark.usefixtures("no_requests")
+pytestmark = pytest.mark.usefixtures("no_requests", "shared_chats")
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ LOG = "tiny"
 SKILLS = (20, 50, 90)
 
 
-pytestmark = pytest.mark.usefixtures("no_requests")
+pytestmark = pytest.mark.usefixtures("no_requests", "shared_chats")
 
 
 @pytest.fixture
