@@ -97,6 +97,26 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["f(x)=2x \\text{ for all } x", "f(x)=2x, x\\in\\mathbb{R}", "f(x)=2x, \\forall x \\in \\mathbb R", "f(x)=2x \\text{ for all real } x", "2x, x \\in \\mathbb{R}"],
         ["f(x)=2x, x\\in\\mathbb{Q}", "f(x)=2x, x>0", "f(x)=3x, x\\in\\mathbb{R}", "f(x)=2x, x"],
     ),
+    "f(n)=2n+K": (
+        [
+            "f(n)=2n+K \\text{ for some integer } K", "f(n)=2n+K \\text{ for any constant } K", "f(n)=2n+K \\text{ for some } K",
+            "f(n)=2n+K, \\text{ where } K \\text{ is an arbitrary constant}",
+        ],
+        [
+            "f(n)=2n-K \\text{ for some integer } K", "f(n)=2n+K \\text{ for some integer } n", "f(n)=2n+K \\text{ for some integer } L",
+            "f(n)=2n+K \\text{ for some positive integer } K", "f(n)=2n \\text{ for some integer } K",
+        ],
+    ),
+    "f(x)=C_1x+\\frac{C_2}{x}": (
+        [
+            "f(x)=C_1x+\\frac{C_2}{x}, C_1,C_2\\in\\mathbb{R}", "f(x)=C_1x+\\frac{C_2}{x} \\text{ for constants } C_1 \\text{ and } C_2",
+            "f(x)=C_1x+\\frac{C_2}{x} \\text{ where } C_1, C_2 \\text{ are constants}",
+        ],
+        ["f(x)=C_1x-\\frac{C_2}{x}, C_1,C_2\\in\\mathbb{R}", "f(x)=C_1x+\\frac{C_2}{x}, C_1,C_3\\in\\mathbb{R}", "f(x)=C_1x, C_1, C_2\\in\\mathbb{R}"],
+    ),
+    "2k+m": (["2k+m, k,m\\in\\mathbb{Z}", "2k+m \\text{ for some integers } k, m"], ["2k+m, k,m\\in\\mathbb{R}", "2k+m \\text{ for some constants } k,m"]),
+    "a, b": ([], ["a, b, k\\in\\mathbb{Z}"]),
+    "0<n<5": (["0<n<5 \\text{ for all } n"], ["0<n<5 \\text{ for some } n"]),
     "\\frac\\pi4+k\\pi": (["\\frac\\pi4+k\\pi, k\\in\\mathbb{Z}", "x=\\frac\\pi4+k\\pi,k\\in\\mathbb Z"], ["\\frac\\pi4+k\\pi, k\\in\\mathbb{N}", "\\frac\\pi4, k\\in\\mathbb{Z}"]),
     "x=1": (["x=1, x\\in\\mathbb{R}"], ["x=1, y\\in\\mathbb{R}"]),
     "(0,4)": (["0<x<4, x\\in\\mathbb{R}"], ["0<x<4, x\\in\\mathbb{Z}"]),
