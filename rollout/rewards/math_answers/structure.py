@@ -127,13 +127,14 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     if opening == "\\{" and is_set(inner):
         return Collection(opening, closing, (inner,))
     items, all_commas = items_of(inner, keep_numbers=True), items_of(inner, keep_numbers=False)
+    is_list = not opening or opening == "\\{"
+    if is_list:
+        items = [signed for item in items for signed in both_signs(item)]
     is_single = not opening or (opening + closing == "()" and GROUPED.fullmatch(inner))
     if (len(items) != num_expected or (num_expected == 1 and not is_single)) and (
         len(all_commas) == num_expected or (opening and ", " not in inner)
     ):
-        items = all_commas
-    if not opening or opening == "\\{":
-        items = [signed for item in items for signed in both_signs(item)]
+        items = [each for item in all_commas for each in (both_signs(item) if is_list else [item])]
     if not 1 < len(items) <= ITEMS_MAX or not all(items):
         return None
     return Collection(opening, closing, tuple(items))

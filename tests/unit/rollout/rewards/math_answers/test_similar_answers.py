@@ -97,6 +97,19 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["f(x)=2x \\text{ for all } x", "f(x)=2x, x\\in\\mathbb{R}", "f(x)=2x, \\forall x \\in \\mathbb R", "f(x)=2x \\text{ for all real } x", "2x, x \\in \\mathbb{R}"],
         ["f(x)=2x, x\\in\\mathbb{Q}", "f(x)=2x, x>0", "f(x)=3x, x\\in\\mathbb{R}", "f(x)=2x, x"],
     ),
+    # ordinals, bases, hours and logarithms to base e
+    "22": (["22nd", "\\textbf{22nd}"], ["2nd", "22d"]),
+    "12": (
+        ["12\\text{ more pages}", "12\\text{ left over}", "12 \\text{ o'clock}"],
+        ["12\\text{ more}", "12\\text{ more than half}", "12 \\text{ more times}", "12\\text{ over}", "12\\text{ths}", "12 ths", "11 \\text{ o'clock}"],
+    ),
+    "52_8": (
+        ["52_{(8)}", "52 \\text{ (base 8)}", "52_{\\text{base }8}", "52\\text{ base }8", "52\\text{ (base eight)}"],
+        ["52_{(9)}", "52 \\text{ (base 9)}", "53 \\text{ (base 8)}", "52_{\\text{base }7}", "52\\text{ (base 18)}", "52\\text{ base }80"],
+    ),
+    "52": (["52 \\text{ (base 10)}"], ["52_{(8)}", "52 \\text{ (base 8)}", "52_{\\text{base }8}"]),
+    "\\ln 2": (["\\log_e 2", "\\log_{e}(2)"], ["\\log_2 e", "\\log_{2e} 2", "\\log_e 3", "\\log 2e"]),
+    "\\ln x": (["\\log_ex"], ["\\log_a x"]),
     "f(n)=2n+K": (
         [
             "f(n)=2n+K \\text{ for some integer } K", "f(n)=2n+K \\text{ for any constant } K", "f(n)=2n+K \\text{ for some } K",
@@ -174,8 +187,8 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "a\\cos\\pi x": (["a\\cos\\pi x, a\\in\\mathbb{R}"], []),
     # times, as a unit
     "3": (
-        ["3\\text{ times}", "3\\text{ times a week}", "3\\text{ times per day}", "3 times"],
-        ["3\\text{ times }4", "3\\text{ times }x", "3\\text{ times more}", "3\\text{ times as many}", "3\\text{ times per dozen}", "2\\text{ times}"],
+        ["3rd", "\\text{3rd}", "3\\text{ times}", "3\\text{ times a week}", "3\\text{ times per day}", "3 times"],
+        ["3nd", "13rd", "3rds", "3\\text{rds}", "3^{rd}", "3\\text{ times }4", "3\\text{ times }x", "3\\text{ times more}", "3\\text{ times as many}", "3\\text{ times per dozen}", "2\\text{ times}"],
     ),
     "3\\text{ times a week}": (["3", "3\\text{ times per week}"], ["3\\text{ times a day}"]),
     # indices that are commands
@@ -186,7 +199,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "-\\tau\\ln\\Delta": (["t_\\Delta=-\\tau\\ln\\Delta"], ["t_\\Delta=\\tau\\ln\\Delta"]),
     "2M_\\odot": (["M_{\\odot}\\cdot 2"], ["2M", "2M_\\oplus", "2L_\\odot", "2"]),
     "\\frac{2}{x_{max}}": (["2\\frac{1}{x_\\max}"], ["\\frac{2}{x_\\min}"]),
-    "1": (["\\ln e"], ["e"]),
+    "1": (["\\ln e", "1st"], ["e", "11st", "1stx"]),
 }
 # fmt: on
 
