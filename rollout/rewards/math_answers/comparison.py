@@ -18,6 +18,7 @@ from rollout.rewards.math_answers.equations import (
     is_equation_to_solve,
     is_relation_of_several,
     number_of,
+    with_argument_of,
 )
 from rollout.rewards.math_answers.inequalities import is_any_of_unequal, solution_set
 from rollout.rewards.math_answers.operators import LETTER
@@ -90,7 +91,7 @@ def equal(answer: str, reference: str, algebra: Algebra = lambda *_: None) -> bo
     tidied, gold = tidy(answer), _tidy_reference(reference)
     if nesting(tidied) > NESTING_MAX:
         return tidied == gold
-    return _equal(tidied, gold, algebra, DEPTH_MAX)
+    return _equal(with_argument_of(gold, tidied), gold, algebra, DEPTH_MAX)
 
 
 def is_quick(text: str) -> bool:

@@ -110,6 +110,15 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "52": (["52 \\text{ (base 10)}"], ["52_{(8)}", "52 \\text{ (base 8)}", "52_{\\text{base }8}"]),
     "\\ln 2": (["\\log_e 2", "\\log_{e}(2)"], ["\\log_2 e", "\\log_{2e} 2", "\\log_e 3", "\\log 2e"]),
     "\\ln x": (["\\log_ex"], ["\\log_a x"]),
+    # the argument of a function
+    "f(n)=0,f(n)=2 n+K": (
+        ["f(x)=0, f(x)=2x+K", "f(m)=2m+K, f(m)=0"],
+        ["f(x)=0, f(n)=2x+K", "f(x)=0, f(x)=2x-K", "f(x)=0, f(x)=2n+K", "f(x)=0, g(x)=2x+K", "f(x)=2x+K"],
+    ),
+    "f(n)=n+1": (["f(x)=x+1", "f(x)=x+1, x\\in\\mathbb{R}"], ["f(x)=n+1", "f(n)=x+1", "f(x)=x-1", "g(x)=x+1", "f(a)=a+1", "f(x)=x+n"]),
+    "f(x)=x\\exp(kx)": (["f(n)=n\\exp(kn)"], ["f(k)=k\\exp(k^2)", "f(k)=k\\exp(xk)", "f(m)=m\\exp(kx)"]),
+    "f(x)=2x, f(y)=3y^2": ([], ["f(y)=2y, f(x)=3x^2"]),
+    "P(A)=\\frac12": ([], ["P(B)=\\frac12"]),
     "f(n)=2n+K": (
         [
             "f(n)=2n+K \\text{ for some integer } K", "f(n)=2n+K \\text{ for any constant } K", "f(n)=2n+K \\text{ for some } K",
