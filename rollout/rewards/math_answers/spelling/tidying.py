@@ -199,6 +199,10 @@ BARE_ORDINAL: Final = re.compile(
     r"\A(?P<number>\d{0,3}(?<!1)(?:1(?=st)|2(?=nd)|3(?=rd)))[a-z]{2}\Z"
 )
 """`22nd` as the whole text; in a formula it is a product."""
+PARTS: Final = re.compile(
+    r"(?<=\d/)(\d{1,3}) ?(?:\\text ?\{ ?(?:th|rd|nd)s ?\}|(?:th|rd|nd)s(?![a-zA-Z]))"
+)
+"""The denominator of `3/5\\text{ths}`."""
 CLOCK: Final = re.compile(r"(?<=\d) ?(?:\\text ?\{ ?o'clock ?\}|o'clock)")
 BASE: Final = re.compile(
     r"(?<=\d) ?(?:_ ?\{ ?\( ?(?P<index>\d{1,2}) ?\) ?\}"
@@ -274,7 +278,7 @@ def tidy(text: str) -> str:
 def _respelled(text: str) -> str:
     """Replace rare spellings of roots, ordinals, mixed numbers, indices, currencies and units."""
     text = ORDINAL.sub("", CURRENCY.sub("", PREAMBLE.sub("", text)))
-    text = CLOCK.sub("", BARE_ORDINAL.sub(r"\g<number>", text))
+    text = CLOCK.sub("", PARTS.sub(r"\1", BARE_ORDINAL.sub(r"\g<number>", text)))
     text = LOG_E.sub(r"\\ln ", BASE.sub(_base, text))
     text = INDEXED_ROOT.sub(r"\\sqrt[\1]{\2}", MIXED.sub(r"\1", text))
     text = NAMED_INDEX.sub(r"_{\g<name>}", ODD_ROOT.sub(r"{-\\sqrt[\1]{\2}}", text))

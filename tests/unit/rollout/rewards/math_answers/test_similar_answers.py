@@ -103,6 +103,8 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["12\\text{ more pages}", "12\\text{ left over}", "12 \\text{ o'clock}"],
         ["12\\text{ more}", "12\\text{ more than half}", "12 \\text{ more times}", "12\\text{ over}", "12\\text{ths}", "12 ths", "11 \\text{ o'clock}"],
     ),
+    "\\frac35": (["3/5\\text{ths}", "3/5ths"], ["2/5\\text{ths}", "3\\text{ fifths and }1"]),
+    "\\frac23": (["2/3\\text{rds}"], ["2/3\\text{ths of }2"]),
     "52_8": (
         ["52_{(8)}", "52 \\text{ (base 8)}", "52_{\\text{base }8}", "52\\text{ base }8", "52\\text{ (base eight)}"],
         ["52_{(9)}", "52 \\text{ (base 9)}", "53 \\text{ (base 8)}", "52_{\\text{base }7}", "52\\text{ (base 18)}", "52\\text{ base }80"],
