@@ -29,6 +29,7 @@ from typing import Any, Final, Literal
 
 import psutil
 
+from rollout.rewards.identities import identical
 from rollout.rewards.math_answers.comparison import equal
 from rollout.rewards.math_answers.numbers import is_long_decimal, read_number
 from storage.machine.child_limits import limit_cpu, limit_memory, open_replies, reply
@@ -114,7 +115,9 @@ def algebraically_equal(answer: str, reference: str) -> bool:
     if bool(verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True)):
         return not _far_apart(gold, parsed)
     return bool(gold and parsed) and (
-        _same_equation(gold[0], parsed[0]) or _is_symbol(gold[0], parsed[0])
+        _same_equation(gold[0], parsed[0])
+        or _is_symbol(gold[0], parsed[0])
+        or identical(gold[0], parsed[0])
     )
 
 

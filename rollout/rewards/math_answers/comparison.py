@@ -18,12 +18,14 @@ from rollout.rewards.math_answers.equations import (
     is_equation_to_solve,
     is_relation_of_several,
     number_of,
+    with_argument_of,
 )
 from rollout.rewards.math_answers.inequalities import is_any_of_unequal, solution_set
 from rollout.rewards.math_answers.operators import LETTER
 from rollout.rewards.math_answers.scalars import Algebra, conjunction, equal_scalars
 from rollout.rewards.math_answers.spelling.tidying import tidy, without_spaces
 from rollout.rewards.math_answers.structure import (
+    DOMAIN_LETTER,
     ITEMS_MAX,
     SIDES_MAX,
     Collection,
@@ -67,6 +69,7 @@ MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?
 INVERSE_MATRIX: Final = re.compile(r"\A([A-Z]) ?\^ ?\{ ?-1 ?\} ?= ?(?=\\begin\{[pb]matrix\})")
 """The name of `A^{-1}=M`."""
 TO: Final = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
+INDEXED: Final = re.compile(DOMAIN_LETTER)
 INDICES: Final = frozenset("jklmn")
 """Letters of whole numbers, by custom."""
 REAL: Final = frozenset("xyt")
@@ -88,7 +91,7 @@ def equal(answer: str, reference: str, algebra: Algebra = lambda *_: None) -> bo
     tidied, gold = tidy(answer), _tidy_reference(reference)
     if nesting(tidied) > NESTING_MAX:
         return tidied == gold
-    return _equal(tidied, gold, algebra, DEPTH_MAX)
+    return _equal(with_argument_of(gold, tidied), gold, algebra, DEPTH_MAX)
 
 
 def is_quick(text: str) -> bool:
@@ -183,11 +186,11 @@ def _without_domains(answer: str, gold: str) -> tuple[str, str]:
     if own is None or wanted is not None or MEMBER.search(gold):
         is_same = own is not None and wanted is not None and own[1:] == wanted[1:]
         return (own[0], wanted[0]) if own and wanted and is_same else (answer, gold)
-    rest, variable, numbers = own
+    rest, variables, numbers = own
     is_stricter = numbers not in ("", "R") and INEQUALITY.search(rest)
-    is_free = variable not in LETTER.findall(rest)
-    is_family = (variable not in REAL and PERIOD.search(rest)) or (
-        variable in INDICES and not INEQUALITY.search(rest)
+    is_free = not variables <= {*LETTER.findall(rest), *INDEXED.findall(rest)}
+    is_family = (variables - REAL and PERIOD.search(rest)) or (
+        variables & INDICES and not INEQUALITY.search(rest)
     )
     *names, value = sides(rest)
     items = collection(value)
@@ -198,7 +201,9 @@ def _without_domains(answer: str, gold: str) -> tuple[str, str]:
         or functions
     )
     is_dense = numbers == "R" and is_family and not is_other
-    is_argument = variable in INDICES and any(f"({variable})" in name for name in functions)
+    is_argument = variables <= INDICES and all(
+        any(f"({variable})" in name for name in functions) for variable in variables
+    )
     is_part = numbers in ("N", "Z+") and not is_argument
     return (answer if is_stricter or is_free or is_dense or is_part else rest), gold
 

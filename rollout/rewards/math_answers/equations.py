@@ -12,7 +12,12 @@ from typing import Final
 
 from rollout.rewards.math_answers.number_parser import Reading, TooLargeError
 from rollout.rewards.math_answers.numbers import read_number
-from rollout.rewards.math_answers.operators import CHANGE, COMMAND, derivatives_as_symbols
+from rollout.rewards.math_answers.operators import (
+    CHANGE,
+    COMMAND,
+    LETTER,
+    derivatives_as_symbols,
+)
 from rollout.rewards.math_answers.spelling.notations import GREEK_LETTER
 from rollout.rewards.math_answers.structure import sides, without_brackets
 
@@ -53,11 +58,27 @@ CAPITAL: Final = re.compile(r"[A-Z](?=[A-Z])")
 """A capital before another one."""
 FUNCTION_OF_UNKNOWN: Final = re.compile(r"[a-zA-Z] ?\([a-zA-Z]\)")
 """`f(x)`, whose value is asked for only by a numeral, as `f(-1)`."""
+DEFINED: Final = re.compile(r"(?<![a-zA-Z\\])([a-zA-Z]) ?\(([a-zA-Z])\) ?=")
+"""The left side of `f(n)=n+1`."""
+ARGUMENTS: Final = frozenset("kmnx")
+"""Arguments whose name does not matter; `f(x)` and `f(y)` may be two densities."""
 WORD: Final = re.compile(r"[a-zA-Z]{2,}")
 GREEK: Final = re.compile(GREEK_LETTER)
 ABOUT: Final = "\\approx"
 SIGN: Final = re.compile(r"\A ?(?:=|\\(?:approx|equiv|simeq)(?![a-zA-Z])) ?")
 """The first sign after a side."""
+
+
+def with_argument_of(gold: str, answer: str) -> str:
+    """Write `f(x)=x+1` as `f(n)=n+1` if the gold has `f(n)=`, and neither another such side."""
+    defined, wanted = set(DEFINED.findall(answer)), set(DEFINED.findall(gold))
+    if len(defined) != 1 or len(wanted) != 1 or "\\text" in answer + gold:
+        return answer
+    (function, own), (other_function, other) = *defined, *wanted
+    letters = set(LETTER.findall(answer))
+    if function != other_function or other in letters or not {own, other} <= ARGUMENTS:
+        return answer
+    return LETTER.sub(lambda letter: other if letter[0] == own else letter[0], answer)
 
 
 def is_left_to_compute(text: str) -> bool:

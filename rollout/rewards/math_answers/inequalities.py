@@ -39,6 +39,11 @@ MEMBER: Final = re.compile(r"([a-zA-Z](?:_(?:\w|\{\w{1,8}\}))?) ?\\in ?(?=[(\[])
 AND: Final = re.compile(
     r" ?,? ?\\text ?\{ ?,? ?and ?\} ?|,? and (?=\S)|\\(?:land|wedge)(?![a-zA-Z])"
 )
+REAL: Final = re.compile(
+    rf"(?P<unknown>{UNKNOWN.pattern}) ?\\in ?\\mathbb ?\{{R\}}"
+    rf"(?:{AND.pattern}|,|[:|]|\\mid(?![a-zA-Z])|\\text ?\{{ ?such that ?\}})"
+)
+"""The domain before the inequalities: `x\\in\\mathbb{R}, x\\ne1`."""
 OR: Final = re.compile(r" ?,? ?\\text ?\{ ?,? ?or ?\} ?|,? or (?=\S)|\\(?:lor|vee)(?![a-zA-Z])")
 MODULUS: Final = re.compile(r"\|(?P<inside>[^|]{1,60})\| ?(?P<sign><|>|\\le|\\ge)(?P<bound>[^|,]+)")
 MODULUS_LAST: Final = re.compile(
@@ -88,6 +93,9 @@ def solution_set(text: str) -> tuple[str, str] | None:
     """
     if (builder := BUILDER.match(text)) and text.endswith("\\}"):
         text = text[builder.end() : -len("\\}")].strip()
+    if real := REAL.match(text):
+        found = solution_set(text[real.end() :].strip())
+        return found if found is not None and found[0] == real["unknown"] else None
     if (without_points := _without_points(text)) is not None:
         return without_points
     text = _without_modulus(text)

@@ -53,17 +53,22 @@ ALIGNED: Final = re.compile(
 )
 """A single line in an environment for several."""
 COORDINATES: Final = re.compile(r"\(([a-zA-Z](?: ?, ?[a-zA-Z]){1,5})\) ?= ?(?=\()")
+DOMAIN_LETTER: Final = rf"(?:[a-zA-Z]|{GREEK_LETTER})(?:_(?:\w|\{{\w{{1,8}}\}}))?"
+DOMAIN_AND: Final = r" ?, ?| ?\\text ?\{ ?and ?\} ?| and "
 DOMAIN: Final = re.compile(
     r"(?:,|(?P<bracket>,? ?\()|(?P<forall>,? ?\\forall)"
-    r"|,? ?\\text ?\{ ?,? ?(?:(?P<all>for (?:all|every|any|each))|for|where|with)"
-    r"(?: (?P<kind>(?:positive )?integer|real)(?:s| numbers?)?)? ?\}?) ?"
-    rf"(?P<variable>[a-zA-Z]|{GREEK_LETTER}) ?"
+    r"|,? ?\\text ?\{ ?,? ?(?:(?P<all>for (?:all|every|any|each|(?P<some>some)))|for|where|with)"
+    r"(?: (?P<kind>(?:positive )?integer|real|(?:(?:real|arbitrary) )?constant)(?:s| numbers?)?)?"
+    r" ?\}?) ?"
+    rf"(?P<variables>{DOMAIN_LETTER}(?:(?:{DOMAIN_AND}){DOMAIN_LETTER}){{0,3}}) ?"
     r"(?:\\in ?\\mathbb ?\{ ?(?P<set>[NRZ]) ?\}(?P<plus>[_^](?:\+|\{ ?\+ ?\}))?"
-    r"|(?:\\text ?\{ ?)?is (?:an?|any) (?P<is>(?:positive )?integer|real) ?(?:number)?|) ?"
+    r"|(?:\\text ?\{ ?)?(?:is (?:an?|any)|are(?: any)?) "
+    r"(?P<is>(?:positive )?integer|real|(?:(?:real|arbitrary) )?constant)s?(?: numbers?)?|) ?"
     r"\}?(?(bracket) ?\))\Z"
 )
-"""A domain after an answer: `, k\\in\\mathbb{Z}`, `\\text{ for any integer }k`."""
-NUMBERS: Final = {"integer": "Z", "positive integer": "Z+", "real": "R", None: ""}
+"""A domain after an answer: `, k\\in\\mathbb{Z}`, `\\text{ for any integer }k`,
+`, a,b\\in\\mathbb{R}`.
+"""
 
 MATRIX: Final = re.compile(r"\\begin\{[pb]?matrix\}(.*)\\end\{[pb]?matrix\}", re.DOTALL)
 MATRIX_CELLS_MAX: Final = 50
@@ -122,13 +127,14 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     if opening == "\\{" and is_set(inner):
         return Collection(opening, closing, (inner,))
     items, all_commas = items_of(inner, keep_numbers=True), items_of(inner, keep_numbers=False)
+    is_list = not opening or opening == "\\{"
+    if is_list:
+        items = [signed for item in items for signed in both_signs(item)]
     is_single = not opening or (opening + closing == "()" and GROUPED.fullmatch(inner))
     if (len(items) != num_expected or (num_expected == 1 and not is_single)) and (
         len(all_commas) == num_expected or (opening and ", " not in inner)
     ):
-        items = all_commas
-    if not opening or opening == "\\{":
-        items = [signed for item in items for signed in both_signs(item)]
+        items = [each for item in all_commas for each in (both_signs(item) if is_list else [item])]
     if not 1 < len(items) <= ITEMS_MAX or not all(items):
         return None
     return Collection(opening, closing, tuple(items))
@@ -166,19 +172,25 @@ def assignments(text: str) -> str | None:
     return ", ".join(f"{name.strip()}={value}" for name, value in zip(names, values, strict=True))
 
 
-def domain(text: str) -> tuple[str, str, str] | None:
-    """Split `k\\pi, k\\in\\mathbb{Z}` into (`k\\pi`, `k`, `Z`); None for a text without a domain.
+def domain(text: str) -> tuple[str, frozenset[str], str] | None:
+    """Split `k\\pi, k\\in\\mathbb{Z}` into (`k\\pi`, {`k`}, `Z`); None for a text without a domain.
 
-    The numbers are `N`, `R`, `Z`, `Z+`, or empty after `\\text{ for all }x`.
+    The numbers are `N`, `R` (also for constants), `Z`, `Z+`, or empty after `\\text{ for all }x`.
     """
     found = DOMAIN.search(text)
     if found is None or found[0].count("{") != found[0].count("}"):
         return None
-    numbers = found["set"] or NUMBERS[found["kind"] or found["is"]]
-    numbers += "+" if found["plus"] else ""
+    kind = found["kind"] or found["is"] or ""
+    numbers = found["set"] or ("Z" if "integer" in kind else "R" if kind else "")
+    numbers += "+" if found["plus"] or "positive" in kind else ""
     if not numbers and not found["forall"] and not found["all"]:
         return None
-    return text[: found.start()].strip(), found["variable"], numbers
+    rest = text[: found.start()].strip()
+    variables = frozenset(re.split(DOMAIN_AND, found["variables"]))
+    marks_of_all = ("<", ">", "\\le", "\\ge", *(f"({variable})" for variable in variables))
+    if found["some"] and any(mark in rest for mark in marks_of_all):
+        return None  # `f(n)=2n \\text{ for some }n`
+    return rest, variables, numbers
 
 
 def _both_points(text: str) -> str:

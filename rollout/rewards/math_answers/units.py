@@ -58,7 +58,8 @@ NO_UNITS_TEXT: Final = (
     "subtracted exceeding remainder below under above versus vs through till until except "
     "mille score gross binary ternary octal hexadecimal hex bn mn kilo mega giga mil mils "
     "thou grand quintillion sextillion googol permille permil ppm ppb ppt basis bps nil "
-    "theta lambda sigma omega repeating repeated recurring periodic"
+    "theta lambda sigma omega repeating repeated recurring periodic "
+    "ths rds nds"
 )
 DIGITS_TEXT: Final = "zero one two three four five six seven eight nine ten eleven twelve"
 TEENS_TEXT: Final = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -216,6 +217,10 @@ def _factor(words: Sequence[str], nouns_max: int = NOUNS_MAX) -> Fraction | None
         factor *= SCALES[names.pop(0).lower()]
     if names == ["times"] or names[:2] == ["times", "per"]:
         names = names[1:]  # `3 times 4` has a value of its own
+    if names[:1] == ["more"] and len(names) > 1:
+        names = names[1:]  # `12 more pages`; `12 more` may be a difference
+    if names[-2:] == ["left", "over"]:
+        names = names[:-1]
     lowered = [name.lower() for name in names]
     parts = [part for name in lowered for part in name.split("-")]
     if any(part in SCALES or part in NO_UNITS for part in parts):

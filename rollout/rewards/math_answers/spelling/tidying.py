@@ -68,7 +68,9 @@ CHARACTERS: Final = str.maketrans(
 SUPERSCRIPTS: Final = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 RAISED: Final = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
 
-GROUPED: Final = re.compile(r"(?<=\d)(?:\{,\} ?|,\\! ?|\\!|\\,|\\thinspace ?)(?=\d{3}(?!\d))")
+GROUPED: Final = re.compile(
+    r"(?<=\d)(?<![_^]\d)(?:\{,\} ?|,\\! ?|\\!|\\,|\\thinspace ?)(?=\d{3}(?!\d))"
+)
 """Separators that only thousands have. A plain comma also separates the items of a list: `numbers`
 and `structure` decide whether it groups digits.
 """
@@ -193,6 +195,22 @@ ORDINAL: Final = re.compile(
     r"(?<=\d)(?:\^\{\\text\{(?:st|nd|rd|th)\}\}|\^?\\text\{(?:st|nd|rd|th)\}|\^\{th\}|th(?![a-zA-Z]))"
 )
 """The end of `12^{\\text{th}}`. `2^{nd}` without \\text is a power."""
+BARE_ORDINAL: Final = re.compile(
+    r"\A(?P<number>\d{0,3}(?<!1)(?:1(?=st)|2(?=nd)|3(?=rd)))[a-z]{2}\Z"
+)
+"""`22nd` as the whole text; in a formula it is a product."""
+PARTS: Final = re.compile(
+    r"(?<=\d/)(\d{1,3}) ?(?:\\text ?\{ ?(?:th|rd|nd)s ?\}|(?:th|rd|nd)s(?![a-zA-Z]))"
+)
+"""The denominator of `3/5\\text{ths}`."""
+CLOCK: Final = re.compile(r"(?<=\d) ?(?:\\text ?\{ ?o'clock ?\}|o'clock)")
+BASE: Final = re.compile(
+    r"(?<=\d) ?(?:_ ?\{ ?\( ?(?P<index>\d{1,2}) ?\) ?\}"
+    r"|\\text ?\{ ?(?:in )?(?P<bracket>\()?base (?P<text>\d{1,2}|[a-z]{3,7})(?(bracket)\)) ?\}"
+    r"|(?P<brace>_ ?\{ ?)?\\text ?\{ ?(?:in )?base ?\} ?(?P<digits>\d{1,2})(?!\d)(?(brace) ?\}))"
+)
+"""The base of `52_{(8)}`, `52\\text{ (base 8)}` and `52_{\\text{base }8}`."""
+LOG_E: Final = re.compile(r"\\log ?_ ?(?:e|\{ ?e ?\}) ?")
 PER_CENT: Final = re.compile(r"(?<=\d)( ?| ?\\text ?\{ ?)per cent(?![a-zA-Z])")
 PERCENT_AS_TEXT: Final = re.compile(r"\\text ?\{ ?% ?\}")
 INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
@@ -260,6 +278,8 @@ def tidy(text: str) -> str:
 def _respelled(text: str) -> str:
     """Replace rare spellings of roots, ordinals, mixed numbers, indices, currencies and units."""
     text = ORDINAL.sub("", CURRENCY.sub("", PREAMBLE.sub("", text)))
+    text = CLOCK.sub("", PARTS.sub(r"\1", BARE_ORDINAL.sub(r"\g<number>", text)))
+    text = LOG_E.sub(r"\\ln ", BASE.sub(_base, text))
     text = INDEXED_ROOT.sub(r"\\sqrt[\1]{\2}", MIXED.sub(r"\1", text))
     text = NAMED_INDEX.sub(r"_{\g<name>}", ODD_ROOT.sub(r"{-\\sqrt[\1]{\2}}", text))
     text = PERCENT_AS_TEXT.sub("%", PER_CENT.sub(r"\1percent", text))
@@ -268,6 +288,10 @@ def _respelled(text: str) -> str:
     text = SET_MINUS.sub(r"\1\\setminus", ANGSTROM.sub(r"\\AA ", text))
     text = NUMERAL_AS_TEXT.sub(r"\1", text)
     return UNIT_FRACTION.sub(r"\1/\2", UNIT_PRODUCT.sub(_factors, text))
+
+
+def _base(match: re.Match[str]) -> str:
+    return f"_{{{match['index'] or match['text'] or match['digits']}}}"
 
 
 def _factors(match: re.Match[str]) -> str:

@@ -97,6 +97,50 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["f(x)=2x \\text{ for all } x", "f(x)=2x, x\\in\\mathbb{R}", "f(x)=2x, \\forall x \\in \\mathbb R", "f(x)=2x \\text{ for all real } x", "2x, x \\in \\mathbb{R}"],
         ["f(x)=2x, x\\in\\mathbb{Q}", "f(x)=2x, x>0", "f(x)=3x, x\\in\\mathbb{R}", "f(x)=2x, x"],
     ),
+    # ordinals, bases, hours and logarithms to base e
+    "22": (["22nd", "\\textbf{22nd}"], ["2nd", "22d"]),
+    "12": (
+        ["12\\text{ more pages}", "12\\text{ left over}", "12 \\text{ o'clock}"],
+        ["12\\text{ more}", "12\\text{ more than half}", "12 \\text{ more times}", "12\\text{ over}", "12\\text{ths}", "12 ths", "11 \\text{ o'clock}"],
+    ),
+    "\\frac35": (["3/5\\text{ths}", "3/5ths"], ["2/5\\text{ths}", "3\\text{ fifths and }1"]),
+    "\\frac23": (["2/3\\text{rds}"], ["2/3\\text{ths of }2"]),
+    "52_8": (
+        ["52_{(8)}", "52 \\text{ (base 8)}", "52_{\\text{base }8}", "52\\text{ base }8", "52\\text{ (base eight)}"],
+        ["52_{(9)}", "52 \\text{ (base 9)}", "53 \\text{ (base 8)}", "52_{\\text{base }7}", "52\\text{ (base 18)}", "52\\text{ base }80"],
+    ),
+    "52": (["52 \\text{ (base 10)}"], ["52_{(8)}", "52 \\text{ (base 8)}", "52_{\\text{base }8}"]),
+    "\\ln 2": (["\\log_e 2", "\\log_{e}(2)"], ["\\log_2 e", "\\log_{2e} 2", "\\log_e 3", "\\log 2e"]),
+    "\\ln x": (["\\log_ex"], ["\\log_a x"]),
+    # the argument of a function
+    "f(n)=0,f(n)=2 n+K": (
+        ["f(x)=0, f(x)=2x+K", "f(m)=2m+K, f(m)=0"],
+        ["f(x)=0, f(n)=2x+K", "f(x)=0, f(x)=2x-K", "f(x)=0, f(x)=2n+K", "f(x)=0, g(x)=2x+K", "f(x)=2x+K"],
+    ),
+    "f(n)=n+1": (["f(x)=x+1", "f(x)=x+1, x\\in\\mathbb{R}"], ["f(x)=n+1", "f(n)=x+1", "f(x)=x-1", "g(x)=x+1", "f(a)=a+1", "f(x)=x+n"]),
+    "f(x)=x\\exp(kx)": (["f(n)=n\\exp(kn)"], ["f(k)=k\\exp(k^2)", "f(k)=k\\exp(xk)", "f(m)=m\\exp(kx)"]),
+    "f(x)=2x, f(y)=3y^2": ([], ["f(y)=2y, f(x)=3x^2"]),
+    "P(A)=\\frac12": ([], ["P(B)=\\frac12"]),
+    "f(n)=2n+K": (
+        [
+            "f(n)=2n+K \\text{ for some integer } K", "f(n)=2n+K \\text{ for any constant } K", "f(n)=2n+K \\text{ for some } K",
+            "f(n)=2n+K, \\text{ where } K \\text{ is an arbitrary constant}",
+        ],
+        [
+            "f(n)=2n-K \\text{ for some integer } K", "f(n)=2n+K \\text{ for some integer } n", "f(n)=2n+K \\text{ for some integer } L",
+            "f(n)=2n+K \\text{ for some positive integer } K", "f(n)=2n \\text{ for some integer } K",
+        ],
+    ),
+    "f(x)=C_1x+\\frac{C_2}{x}": (
+        [
+            "f(x)=C_1x+\\frac{C_2}{x}, C_1,C_2\\in\\mathbb{R}", "f(x)=C_1x+\\frac{C_2}{x} \\text{ for constants } C_1 \\text{ and } C_2",
+            "f(x)=C_1x+\\frac{C_2}{x} \\text{ where } C_1, C_2 \\text{ are constants}",
+        ],
+        ["f(x)=C_1x-\\frac{C_2}{x}, C_1,C_2\\in\\mathbb{R}", "f(x)=C_1x+\\frac{C_2}{x}, C_1,C_3\\in\\mathbb{R}", "f(x)=C_1x, C_1, C_2\\in\\mathbb{R}"],
+    ),
+    "2k+m": (["2k+m, k,m\\in\\mathbb{Z}", "2k+m \\text{ for some integers } k, m"], ["2k+m, k,m\\in\\mathbb{R}", "2k+m \\text{ for some constants } k,m"]),
+    "a, b": ([], ["a, b, k\\in\\mathbb{Z}"]),
+    "0<n<5": (["0<n<5 \\text{ for all } n"], ["0<n<5 \\text{ for some } n"]),
     "\\frac\\pi4+k\\pi": (["\\frac\\pi4+k\\pi, k\\in\\mathbb{Z}", "x=\\frac\\pi4+k\\pi,k\\in\\mathbb Z"], ["\\frac\\pi4+k\\pi, k\\in\\mathbb{N}", "\\frac\\pi4, k\\in\\mathbb{Z}"]),
     "x=1": (["x=1, x\\in\\mathbb{R}"], ["x=1, y\\in\\mathbb{R}"]),
     "(0,4)": (["0<x<4, x\\in\\mathbb{R}"], ["0<x<4, x\\in\\mathbb{Z}"]),
@@ -154,8 +198,8 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "a\\cos\\pi x": (["a\\cos\\pi x, a\\in\\mathbb{R}"], []),
     # times, as a unit
     "3": (
-        ["3\\text{ times}", "3\\text{ times a week}", "3\\text{ times per day}", "3 times"],
-        ["3\\text{ times }4", "3\\text{ times }x", "3\\text{ times more}", "3\\text{ times as many}", "3\\text{ times per dozen}", "2\\text{ times}"],
+        ["3rd", "\\text{3rd}", "3\\text{ times}", "3\\text{ times a week}", "3\\text{ times per day}", "3 times"],
+        ["3nd", "13rd", "3rds", "3\\text{rds}", "3^{rd}", "3\\text{ times }4", "3\\text{ times }x", "3\\text{ times more}", "3\\text{ times as many}", "3\\text{ times per dozen}", "2\\text{ times}"],
     ),
     "3\\text{ times a week}": (["3", "3\\text{ times per week}"], ["3\\text{ times a day}"]),
     # indices that are commands
@@ -166,7 +210,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
     "-\\tau\\ln\\Delta": (["t_\\Delta=-\\tau\\ln\\Delta"], ["t_\\Delta=\\tau\\ln\\Delta"]),
     "2M_\\odot": (["M_{\\odot}\\cdot 2"], ["2M", "2M_\\oplus", "2L_\\odot", "2"]),
     "\\frac{2}{x_{max}}": (["2\\frac{1}{x_\\max}"], ["\\frac{2}{x_\\min}"]),
-    "1": (["\\ln e"], ["e"]),
+    "1": (["\\ln e", "1st"], ["e", "11st", "1stx"]),
 }
 # fmt: on
 
