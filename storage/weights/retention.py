@@ -289,7 +289,8 @@ def retire_mirror(home: ObjectStore, mirror: ObjectStore, planned: RetirementPla
         record = home.get(key)
         with suppress(ConflictError):  # the record of an earlier run of this name is not read
             mirror.create(key, record)
-        for data_key in planned.retired[version]:
+        # manifests of merged deltas before their files, as at home
+        for data_key in sorted(planned.retired[version], key=lambda key: not key.endswith(".json")):
             mirror.delete(data_key)
 
     with ThreadPoolExecutor(READ_THREADS) as pool:

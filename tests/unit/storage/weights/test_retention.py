@@ -123,12 +123,24 @@ def test_merged_deltas_are_retired_with_their_version_and_counted(run: ObjectSto
     run.put(f"{layout.weights('solver', 8)}/{name}", b"12345")
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
     assert planned.num_bytes == before + 5
-    recorded, backend = killed_at(run, number=10**9)
-    retention.retire(recorded, planned)
-    assert not run.exists(key)
-    assert not run.exists(f"{layout.weights('solver', 8)}/{name}")
-    deleted = [change.split(" ")[1] for change in backend.changes if change.startswith("delete")]
-    assert deleted[0].endswith(key)  # a reader finds no merged delta without its files
+    mirror = run.sub("mirror")
+    for stored in run.list(layout.WEIGHTS):
+        mirror.put(stored, run.get(stored))
+    in_mirror = retention.plan_mirror(run, mirror, planned)
+    for place in (run, mirror):
+        recorded, backend = killed_at(place, number=10**9)
+        if place is run:
+            retention.retire(recorded, planned)
+        else:
+            retention.retire_mirror(run, recorded, in_mirror)
+        assert not place.exists(key)
+        assert not place.exists(f"{layout.weights('solver', 8)}/{name}")
+        changes = [change.split(" ") for change in backend.changes]
+        deleted = [key for verb, key, *_ in changes if verb == "delete"]
+        at_key, at_file = (
+            next(at for at, each in enumerate(deleted) if each.endswith(end)) for end in (key, name)
+        )
+        assert at_key < at_file  # a reader finds no merged delta without its files
 
 
 def test_unknown_objects_in_the_weights_folder_are_kept(run: ObjectStore) -> None:
