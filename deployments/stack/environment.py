@@ -90,6 +90,10 @@ POOL = (
 """Variables that a work pool passes to its flow runs. Prefect's address and every secret are
 inherited from the worker."""
 
+TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""torch makes this folder when it is imported; its default is one in /tmp, which another user may
+have made, or a file of this name. Compiled code is kept elsewhere (`compiled_layers.py`)."""
+
 NOTIFY = "ASTRAFLOW_NOTIFY"
 """The notification block, TYPE/NAME, of the automations that notify."""
 PREFECT_AUTH = "PREFECT_API_AUTH_STRING"
@@ -197,6 +201,8 @@ def prepare(home: Home) -> None:
     for name, value in UNTRACKED.items():
         os.environ.setdefault(name, value)
     stack = state.load(home)
+    if stack is not None:
+        os.environ.setdefault(TORCH_CACHE, _torch_cache(home))
     if stack is not None and stack.own_server:
         _set_as_recorded("PREFECT_API_URL", stack.prefect_url)
     if stack is not None and stack.own_mlflow:
@@ -285,8 +291,8 @@ def of_worker(home: Home, gpus: Sequence[str], ceiling: Mapping[str, str]) -> di
     """
     own = {"ASTRAFLOW_HOME": str(home.root)}  # absolute: the worker starts in another folder
     own |= {gpu_numbers.VARIABLE: ",".join(gpus)} if gpus else {}
-    logs = {"ASTRAFLOW_LOGS": str(home.logs)}
-    return {**FLOW_RUN, **PREFECT, **UNTRACKED, **ceiling, **logs, **os.environ, **own}
+    folders = {"ASTRAFLOW_LOGS": str(home.logs), TORCH_CACHE: _torch_cache(home)}
+    return {**FLOW_RUN, **PREFECT, **UNTRACKED, **ceiling, **folders, **os.environ, **own}
 
 
 def of_pool(environment: Mapping[str, str]) -> dict[str, str]:
@@ -325,7 +331,12 @@ def _of_every_process(home: Home) -> dict[str, str]:
         "ASTRAFLOW_HOME": str(home.root),
         "PYTHONUNBUFFERED": "1",
         MARK: str(home.root),
+        TORCH_CACHE: _torch_cache(home),
     }
+
+
+def _torch_cache(home: Home) -> str:
+    return str(home.root / "torch")
 
 
 def _without_proxy() -> dict[str, str]:

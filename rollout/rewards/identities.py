@@ -22,10 +22,15 @@ COORDINATES: Final = "xyz"
 
 
 def identical(gold: Any, answer: Any) -> bool:
-    """Return whether two expressions in the same letters are equal for all values of the gold."""
-    from sympy import Expr, Symbol, exp, expand_log, simplify
+    """Return whether two expressions in the same letters are equal for all values of the gold.
+
+    Of two equations with one left side, the right sides are compared.
+    """
+    from sympy import Eq, Expr, Symbol, exp, expand_log, simplify
     from sympy.functions.elementary.hyperbolic import HyperbolicFunction
 
+    if isinstance(gold, Eq) and isinstance(answer, Eq) and gold.lhs == answer.lhs:
+        gold, answer = gold.rhs, answer.rhs
     if not all(isinstance(each, Expr) and _is_elementary(each) for each in (gold, answer)):
         return False
     letters = sorted(gold.free_symbols, key=str)
@@ -45,10 +50,22 @@ def _is_elementary(expression: Any) -> bool:
     return all(letter.is_real for letter in expression.free_symbols) and (
         expression.count_ops() <= OPERATIONS_MAX
         and expression.has(Pow, Function)
+        and not _is_tower(expression)
         and all(
             isinstance(part, (Add, Mul, Pow, Symbol, Number, NumberSymbol, *functions))
             for part in expression.atoms() | expression.atoms(Function, Add, Mul, Pow)
         )
+    )
+
+
+def _is_tower(expression: Any) -> bool:
+    """Return whether an exponent has a letter in an exponent: its values have too many digits."""
+    from sympy import Pow, exp
+
+    return any(
+        inner.exp.free_symbols
+        for power in expression.atoms(Pow, exp)
+        for inner in power.exp.atoms(Pow, exp)
     )
 
 

@@ -111,7 +111,7 @@ def algebraically_equal(answer: str, reference: str) -> bool:
     ):
         return decimal
     if gold and parsed and _has_functions(gold[0]) and _has_functions(parsed[0]):
-        return _same_equation(gold[0], parsed[0])
+        return _same_equation(gold[0], parsed[0]) or identical(gold[0], parsed[0])
     if bool(verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True)):
         return not _far_apart(gold, parsed)
     return bool(gold and parsed) and (

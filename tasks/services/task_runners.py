@@ -6,6 +6,7 @@ import os
 import threading
 from contextlib import ExitStack
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, Final
 
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
@@ -16,6 +17,8 @@ from storage.machine.cpus import num_cpus
 from storage.machine.temporary_folders import temporary_folder
 
 DASK_PREFIX, RAY_PREFIX = "astraflow-dask-", "astraflow-ray-"
+RAY_FOLDERS: Final = Path("/tmp")
+"""Not TMPDIR, which may be long: paths of Ray's sockets add 87 bytes, and have at most 107."""
 OWN_DASK_CLUSTER: Final[dict[str, Any]] = {
     "security": True,
     "dashboard_address": "127.0.0.1:0",
@@ -46,7 +49,7 @@ def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
             from prefect_ray.task_runners import RayTaskRunner
         except ImportError as error:
             raise _missing(config.name, error) from error
-        own = None if config.address else {"_temp_dir": _own_folder(RAY_PREFIX)}
+        own = None if config.address else {"_temp_dir": _own_folder(RAY_PREFIX, RAY_FOLDERS)}
         # Without an address Ray would take a cluster of any user of the machine.
         ray: TaskRunner[Any] = RayTaskRunner(config.address or "local", init_kwargs=own)
         return ray
@@ -64,14 +67,14 @@ def _own_dask_cluster() -> dict[str, Any]:
     return OWN_DASK_CLUSTER
 
 
-def _own_folder(prefix: str) -> str:
+def _own_folder(prefix: str, parent: Path | None = None) -> str:
     """Return a folder of this user alone, which is deleted when this process ends.
 
     The defaults are folders in /tmp. Another user may have made Dask's, and may write into Ray's.
     """
     temporary = ExitStack()
     atexit.register(temporary.close)
-    return str(temporary.enter_context(temporary_folder(prefix)))
+    return str(temporary.enter_context(temporary_folder(prefix, parent)))
 
 
 def exit_with_parent() -> None:

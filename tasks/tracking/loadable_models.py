@@ -10,6 +10,7 @@ A base model that MLflow's flavor `transformers` cannot describe is registered a
 
 import importlib.metadata
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -75,8 +76,11 @@ def _write_reference(run: ObjectStore, policy: str, version: TeamVersion, folder
 
 def _save_reference(files: Path, model: Path, tags: Mapping[str, str]) -> None:
     import mlflow.pyfunc
+    from mlflow.environment_variables import MLFLOW_UV_AUTO_DETECT
     from mlflow.models import infer_signature
 
+    # MLflow would copy `uv.lock` of the working directory into the model, and install from it.
+    os.environ[MLFLOW_UV_AUTO_DETECT.name] = "false"
     release = importlib.metadata.version("astraflow")
     mlflow.pyfunc.save_model(
         str(model),

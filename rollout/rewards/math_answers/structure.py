@@ -178,6 +178,8 @@ def domain(text: str) -> tuple[str, frozenset[str], str] | None:
     The numbers are `N`, `R` (also for constants), `Z`, `Z+`, or empty after `\\text{ for all }x`.
     """
     found = DOMAIN.search(text)
+    while found is not None and len(set(names := _letters(found))) < len(names):
+        found = DOMAIN.search(text, found.start() + 1)  # an item before `n` in `-n, n, n\\in…`
     if found is None or found[0].count("{") != found[0].count("}"):
         return None
     kind = found["kind"] or found["is"] or ""
@@ -186,11 +188,15 @@ def domain(text: str) -> tuple[str, frozenset[str], str] | None:
     if not numbers and not found["forall"] and not found["all"]:
         return None
     rest = text[: found.start()].strip()
-    variables = frozenset(re.split(DOMAIN_AND, found["variables"]))
+    variables = frozenset(_letters(found))
     marks_of_all = ("<", ">", "\\le", "\\ge", *(f"({variable})" for variable in variables))
     if found["some"] and any(mark in rest for mark in marks_of_all):
         return None  # `f(n)=2n \\text{ for some }n`
     return rest, variables, numbers
+
+
+def _letters(domain: re.Match[str]) -> list[str]:
+    return re.split(DOMAIN_AND, domain["variables"])
 
 
 def _both_points(text: str) -> str:

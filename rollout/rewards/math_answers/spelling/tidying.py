@@ -200,16 +200,24 @@ BARE_ORDINAL: Final = re.compile(
 )
 """`22nd` as the whole text; in a formula it is a product."""
 PARTS: Final = re.compile(
-    r"(?<=\d/)(\d{1,3}) ?(?:\\text ?\{ ?(?:th|rd|nd)s ?\}|(?:th|rd|nd)s(?![a-zA-Z]))"
+    r"(\d/\d{1,6}|\\[dt]?frac ?(?:\{\d{1,6}\} ?\{\d{1,6}\}|\d\d)) ?"
+    r"(?:\\text ?\{ ?(?:th|rd|nd)s ?\}|(?:th|rd|nd)s(?![a-zA-Z]))"
 )
-"""The denominator of `3/5\\text{ths}`."""
+"""The fraction in `3/5\\text{ths}`."""
 CLOCK: Final = re.compile(r"(?<=\d) ?(?:\\text ?\{ ?o'clock ?\}|o'clock)")
 BASE: Final = re.compile(
     r"(?<=\d) ?(?:_ ?\{ ?\( ?(?P<index>\d{1,2}) ?\) ?\}"
-    r"|\\text ?\{ ?(?:in )?(?P<bracket>\()?base (?P<text>\d{1,2}|[a-z]{3,7})(?(bracket)\)) ?\}"
-    r"|(?P<brace>_ ?\{ ?)?\\text ?\{ ?(?:in )?base ?\} ?(?P<digits>\d{1,2})(?!\d)(?(brace) ?\}))"
+    r"|(?P<place>_ ?\{ ?)?\\text ?\{ ?(?:in )?"
+    r"(?P<bracket>\()?base (?P<text>\d{1,2}|[a-z]{3,7})(?(bracket)\)) ?\}(?(place) ?\})"
+    r"|(?P<brace>_ ?\{ ?|\()?\\text ?\{ ?(?:in )?base ?\} ?"
+    r"(?P<digits>\d{1,2})(?!\d)(?(brace) ?[)}]))"
 )
-"""The base of `52_{(8)}`, `52\\text{ (base 8)}` and `52_{\\text{base }8}`."""
+"""The base of `52_{(8)}`, `52\\text{ (base 8)}`, `52_{\\text{base 8}}`, `52_{\\text{base }8}`."""
+BASE_TWICE: Final = re.compile(
+    r"(?<=\d)(_ ?(?:(?P<digit>\d)|\{ ?(?P<digits>\d{1,2}) ?\})) ?"
+    r"\\text ?\{ ?(?:in )?\(?base (?:(?P=digit)|(?P=digits))\)? ?\}"
+)
+"""`52_8\\text{ (base 8)}`."""
 LOG_E: Final = re.compile(r"\\log ?_ ?(?:e|\{ ?e ?\}) ?")
 PER_CENT: Final = re.compile(r"(?<=\d)( ?| ?\\text ?\{ ?)per cent(?![a-zA-Z])")
 PERCENT_AS_TEXT: Final = re.compile(r"\\text ?\{ ?% ?\}")
@@ -279,7 +287,7 @@ def _respelled(text: str) -> str:
     """Replace rare spellings of roots, ordinals, mixed numbers, indices, currencies and units."""
     text = ORDINAL.sub("", CURRENCY.sub("", PREAMBLE.sub("", text)))
     text = CLOCK.sub("", PARTS.sub(r"\1", BARE_ORDINAL.sub(r"\g<number>", text)))
-    text = LOG_E.sub(r"\\ln ", BASE.sub(_base, text))
+    text = LOG_E.sub(r"\\ln ", BASE.sub(_base, BASE_TWICE.sub(r"\1", text)))
     text = INDEXED_ROOT.sub(r"\\sqrt[\1]{\2}", MIXED.sub(r"\1", text))
     text = NAMED_INDEX.sub(r"_{\g<name>}", ODD_ROOT.sub(r"{-\\sqrt[\1]{\2}}", text))
     text = PERCENT_AS_TEXT.sub("%", PER_CENT.sub(r"\1percent", text))

@@ -13,7 +13,9 @@ from deployments.stack import environment, state
 from deployments.stack.processes import MARK
 from deployments.stack.state import Stack
 from storage.errors import ConfigError
+from storage.machine.limited_process import child_environment
 from tests.support.http_servers import one_answer, refusing_port
+from trainer.engines.ranks.environment import rank_environment
 
 
 @pytest.fixture
@@ -167,6 +169,21 @@ def test_workers_inherit_credentials_and_servers_do_not(
     assert environment.of_stack(home, _stack(), {})["AWS_SECRET_ACCESS_KEY"] == "hidden"
     assert prefect["PATH"] == mlflow["PATH"] == os.environ["PATH"]
     assert prefect[MARK] == mlflow[MARK] == mlflow["ASTRAFLOW_HOME"] == str(home.root)
+
+
+def test_torch_makes_its_folder_in_the_home_and_not_in_tmp(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(environment.TORCH_CACHE, raising=False)
+    environment.prepare(home)
+    assert environment.TORCH_CACHE not in os.environ  # the home may not exist yet
+    state.save(home, _stack())
+    environment.prepare(home)
+    services, worker = environment.of_stack(home, _stack(), {}), environment.of_worker(home, (), {})
+    own = str(home.root / "torch")
+    assert [each[environment.TORCH_CACHE] for each in (os.environ, services, worker)] == [own] * 3
+    assert child_environment(services)[environment.TORCH_CACHE] == own
+    assert rank_environment(services, "")[environment.TORCH_CACHE] == own
 
 
 FOREIGN = ("PGP_PASSPHRASE", "PYTHON_KEYRING_PW", "LD_SDK_KEY", "LC_PASSWORD", "XDG_TOKEN")

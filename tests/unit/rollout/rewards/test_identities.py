@@ -31,6 +31,12 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
         ["\\frac{v_0}{r_0}(\\frac{r_0}{r+r_0})^{3/2}", "\\frac{v_0\\sqrt{r_0}}{(r+r_0)^{3/2}}"],
         ["\\frac{v_0}{r_0}(\\frac{r_0}{r-r_0})^{3/2}", "\\frac{v_0}{r_0}(\\frac{r_0}{r+r_0})^{1/2}", "\\frac{v_0}{r_0}(\\frac{r+r_0}{r_0})^{3/2}"],
     ),
+    "v=\\sqrt{\\frac{2m_1gh}{m_1+m_2}}": (["v=\\frac{\\sqrt{2m_1gh}}{\\sqrt{m_1+m_2}}"], ["v=\\frac{\\sqrt{2m_1gh}}{\\sqrt{m_1-m_2}}"]),
+    "y=-\\ln x": (["y=\\ln\\frac1x"], ["y=\\ln x", "z=\\ln\\frac1x", "y=-\\ln |x|"]),
+    "x(t)=\\frac{\\sinh(at)}{a}": (
+        ["x(t)=\\frac1{2a}(e^{at}-e^{-at})"], ["x(t)=\\frac1{2a}(e^{at}+e^{-at})", "y(t)=\\frac1{2a}(e^{at}-e^{-at})"]
+    ),
+    "e^x": (["\\frac{e^{2x}}{e^x}"], ["e^{e^{e^{e^{x}}}}"]),
     "\\sqrt{x^2}": ([], ["x", "-x"]),
     "\\sqrt{x_1^2}": ([], ["x_1"]),
     "\\sqrt{\\theta^2}": ([], ["\\theta"]),

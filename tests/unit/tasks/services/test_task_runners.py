@@ -303,6 +303,7 @@ def test_a_ray_cluster_of_the_dataflow_is_its_own_and_has_its_own_folder(
         assert made[0] == "local"
         folder = Path(made[1]["_temp_dir"])
         assert (folder.name.startswith(RAY_PREFIX), folder.stat().st_mode) == (True, 0o40700)
+        assert folder.parent == Path("/tmp")  # paths of sockets have at most 107 bytes
 
 
 @pytest.mark.parametrize(("config", "package"), [(DaskRunner(), "dask"), (RayRunner(), "ray")])

@@ -114,6 +114,17 @@ def test_a_copy_is_loaded_as_a_model_of_transformers(uri: str, tmp_path: Path) -
     assert mlflow.models.get_model_info(MODEL).metadata["astraflow.store"] == store.address
 
 
+def test_a_model_has_no_requirements_of_the_working_directory(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow copies the files of a uv project there, and installs from them."""
+    for name in ("uv.lock", "pyproject.toml"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    registered(tmp_path, uri, "reference")
+    assert not [*(tmp_path / "artifacts").rglob("uv.lock")]
+
+
 def test_a_reference_is_loaded_from_the_store(uri: str, tmp_path: Path) -> None:
     _, model = registered(tmp_path, uri, "reference")
     loaded = mlflow.pyfunc.load_model(MODEL)
