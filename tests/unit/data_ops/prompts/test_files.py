@@ -210,7 +210,7 @@ class FakeDatasets(ModuleType):
     ) -> Iterator[dict[str, Any]]:
         if self.fault is not None:
             raise self.fault
-        # a name alone would mean a folder of the working directory, where one has it
+        # a name alone would mean a folder of the working directory, if there is one
         assert (name, configuration, split) == ("hf://datasets/openai/gsm8k", "main", "test")
         return iter(self.rows)
 

@@ -1,5 +1,6 @@
 """Registered models are loaded with MLflow's own functions, and give what the weights give."""
 
+import importlib.metadata
 import json
 import logging
 from collections.abc import Mapping
@@ -122,7 +123,13 @@ def test_a_model_has_no_requirements_of_the_working_directory(
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     registered(tmp_path, uri, "reference")
-    assert not [*(tmp_path / "artifacts").rglob("uv.lock")]
+    models = [path.parent for path in (tmp_path / "artifacts").rglob("MLmodel")]
+    release = importlib.metadata.version("astraflow")
+    assert models
+    for model in models:
+        required = (model / "requirements.txt").read_text(encoding="utf-8").split()
+        assert required == [f"mlflow=={mlflow.__version__}", f"astraflow=={release}"]
+        assert not {"uv.lock", "pyproject.toml"} & {path.name for path in model.iterdir()}
 
 
 def test_a_reference_is_loaded_from_the_store(uri: str, tmp_path: Path) -> None:
