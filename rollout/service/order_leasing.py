@@ -118,7 +118,7 @@ class OrderLeasing:
                     leased = None
                 if leased is not None:
                     return leased
-            num_open += number not in self._done
+            num_open += not self._is_done(number)
             number += 1
         return None
 
@@ -161,9 +161,12 @@ class OrderLeasing:
         with leased.overwriting:
             leases.release(self._run, leased.lease)
 
+    def _is_done(self, number: int) -> bool:
+        return number < self._floor or number in self._done
+
     def _is_candidate(self, number: int) -> bool:
         return (
-            number not in self._done
+            not self._is_done(number)
             and number not in self._leased
             and self._clock() >= self._recheck_at_s.get(number, 0.0)
         )

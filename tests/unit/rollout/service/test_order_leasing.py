@@ -345,6 +345,20 @@ def test_an_order_in_progress_elsewhere_hides_no_order_however_many_are_done(
         claims.done(held)
 
 
+def test_a_search_ends_after_a_number_of_open_orders(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order_leasing, "LOOK_AHEAD_MAX", 2)
+    write_orders(memory_store, 3)
+    clock = Clock()
+    other, claims = claims_of(memory_store, clock, "b"), claims_of(memory_store, clock)
+    assert numbers(other, other) == [0, 1]
+    assert numbers(claims) == [None], "order 2 is beyond the two open ones"
+    shards.create(memory_store, builders.shard(order=0))
+    clock.now_s += RECHECK_INTERVAL_MAX_S
+    assert numbers(claims) == [2], "order 0 is done and does not count"
+
+
 def report(run: ObjectStore, closed_below: int) -> None:
     """Write the dataflow's heartbeat."""
     with HeartbeatWriter(run, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
