@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
@@ -35,6 +35,8 @@ WORD_SHOWN = 100
 """Characters that are printed of a word that is longer than any path."""
 USAGE_SHOWN = 300
 """Characters that are printed of an error in the arguments, which repeats them."""
+_NO_TEXT = re.compile(r"[\ud800-\udfff]")
+"""Python's form of a byte that is not UTF-8."""
 _ENDLESS = re.compile(r"\S{1000,}")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(up, down, deploy, worker, run, continue_, suspend, resume, cancel),
@@ -93,6 +95,7 @@ def _with_errors_printed(function: Callable[P, T]) -> Callable[P, T]:
         from deployments.stack import environment
 
         try:
+            _refuse_what_is_no_text(kwargs.values())
             environment.prepare(home())
             return function(*args, **kwargs)
         except (typer.Exit, typer.Abort, KeyboardInterrupt, BrokenPipeError):
@@ -106,6 +109,16 @@ def _with_errors_printed(function: Callable[P, T]) -> Callable[P, T]:
             ) from None
 
     return command
+
+
+def _refuse_what_is_no_text(arguments: Iterable[object]) -> None:
+    """Refuse a word with bytes that are not UTF-8, which no server takes; paths may have them."""
+    for given in arguments:
+        for word in given if isinstance(given, list) else [given]:
+            if isinstance(word, str) and _NO_TEXT.search(word):
+                raise ConfigError(
+                    f"the argument {word!r} is not UTF-8; names, addresses and settings are"
+                )
 
 
 def _print_error(message: str, advice: str = "") -> None:

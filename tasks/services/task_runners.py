@@ -3,6 +3,7 @@
 import atexit
 import multiprocessing
 import os
+import secrets
 import threading
 from contextlib import ExitStack
 from multiprocessing.connection import wait
@@ -18,7 +19,7 @@ from storage.machine.temporary_folders import temporary_folder
 
 DASK_PREFIX, RAY_PREFIX = "astraflow-dask-", "astraflow-ray-"
 RAY_FOLDERS: Final = Path("/tmp")
-"""Not TMPDIR, which may be long: paths of Ray's sockets add 87 bytes, and have at most 107."""
+"""Not TMPDIR, which may be long: paths of Ray's sockets add 93 bytes, and have at most 107."""
 OWN_DASK_CLUSTER: Final[dict[str, Any]] = {
     "security": True,
     "dashboard_address": "127.0.0.1:0",
@@ -49,7 +50,7 @@ def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
             from prefect_ray.task_runners import RayTaskRunner
         except ImportError as error:
             raise _missing(config.name, error) from error
-        own = None if config.address else {"_temp_dir": _own_folder(RAY_PREFIX, RAY_FOLDERS)}
+        own = None if config.address else _own_ray_cluster()
         # Without an address Ray would take a cluster of any user of the machine.
         ray: TaskRunner[Any] = RayTaskRunner(config.address or "local", init_kwargs=own)
         return ray
@@ -65,6 +66,16 @@ def _own_dask_cluster() -> dict[str, Any]:
 
     dask.config.set({"temporary-directory": _own_folder(DASK_PREFIX)})
     return OWN_DASK_CLUSTER
+
+
+def _own_ray_cluster() -> dict[str, Any]:
+    """Return the settings of a cluster that admits the processes of this one alone.
+
+    Ray reads the token from the environment before it looks for a file, which others may read. Ray
+    opens the folder that it is given to every user, so that it gets one inside this user's own.
+    """
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    return {"_temp_dir": f"{_own_folder(RAY_PREFIX, RAY_FOLDERS)}/r"}
 
 
 def _own_folder(prefix: str, parent: Path | None = None) -> str:

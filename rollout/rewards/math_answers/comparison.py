@@ -24,6 +24,7 @@ from rollout.rewards.math_answers.inequalities import is_any_of_unequal, solutio
 from rollout.rewards.math_answers.operators import LETTER
 from rollout.rewards.math_answers.scalars import Algebra, conjunction, equal_scalars
 from rollout.rewards.math_answers.spelling.tidying import tidy, without_spaces
+from rollout.rewards.math_answers.spelling.unit_signs import without_suns
 from rollout.rewards.math_answers.structure import (
     DOMAIN_LETTER,
     ITEMS_MAX,
@@ -91,7 +92,8 @@ def equal(answer: str, reference: str, algebra: Algebra = lambda *_: None) -> bo
     tidied, gold = tidy(answer), _tidy_reference(reference)
     if nesting(tidied) > NESTING_MAX:
         return tidied == gold
-    return _equal(with_argument_of(gold, tidied), gold, algebra, DEPTH_MAX)
+    tidied = with_argument_of(gold, without_suns(gold, tidied))
+    return _equal(tidied, gold, algebra, DEPTH_MAX)
 
 
 def is_quick(text: str) -> bool:

@@ -23,10 +23,12 @@ from rollout.rewards.math_answers.structure import sides, without_brackets
 
 NAME: Final = re.compile(
     r"(?!\\(?:pi|infty|emptyset)(?![a-zA-Z]))"
-    r"(?:[fgh] ?\^ ?\{ ?-1 ?\}(?=\()|[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})"
-    r"(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
+    r"(?:[fgh] ?\^ ?\{ ?-1 ?\}(?=\()|\\(?:bar|hat|tilde|vec|overline) ?\{ ?[a-zA-Z] ?\}"
+    r"|[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})"
+    r"(?:_(?:\w|\\[a-zA-Z]+|\{[^{}]*\}))?(?: ?\^ ?(?:\*|\{ ?\* ?\}))?'{0,2}"
+    r"(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
 )
-"""A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `f^{-1}(x)`, `\\text{Area}`."""
+"""A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `x^*`, `\\text{Area}`."""
 VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
 """A letter other than the constants e and i, in a text without commands."""
 BOUND: Final = re.compile(r"\\(?:sum|prod|lim|liminf|limsup|i{1,3}nt|oint)(?![a-zA-Z])")
@@ -39,7 +41,8 @@ TEXT: Final = re.compile(r"\\text ?\{[^{}]*\}")
 QUANTITY: Final = re.compile(
     rf"(?:\\(?:angle|measuredangle|triangle) ?[A-Z]{{1,4}}|[A-Z]{{2,4}}|\[[A-Z]{{3,6}}\]|{CHANGE}"
     rf"|\| ?{CHANGE} ?\||\( ?{CHANGE} ?\)"
-    r"|\|\\?[a-zA-Z]{1,8}(?:_\w)?\||[fghFGHP](?:_\w|\^\{-1\})?'{0,2} ?\(.{1,100}\)"
+    r"|\|\\?[a-zA-Z]{1,8}(?:_\w)?\||\|[zw] ?\^ ?\d\||\\text ?\{ ?(?:Re|Im) ?\} ?\(.{1,100}\)"
+    r"|[fghFGHP](?:_\w|\^\{-1\})?'{0,2} ?\(.{1,100}\)"
     r"|(?P<function>[a-zA-Z])(?:_\w)?'{0,2} ?\((?:(?!(?P=function))[^()]){1,100}\))"
     r"(?: ?\^ ?(?:\d|\{\d\}))?"
 )
@@ -107,6 +110,8 @@ def is_equation_to_solve(answer: str, gold: str, unknowns_max: int = 1) -> bool:
         if not is_zero or len(before) == 1 or not (side == "y" or FUNCTION_OF_UNKNOWN.search(side)):
             return False
         side = before[-1]
+    if QUANTITY.fullmatch(side):
+        return False
     side = TEXT.sub("", TEXT_INDEX.sub(r"\1", side)).strip()
     found = (match["unknown"] for match in UNKNOWN.finditer(side))
     unknowns = {

@@ -38,8 +38,7 @@ ABBREVIATIONS_TEXT: Final = (
     "nm um mm cm dm km ft in yd mi mg kg oz lb lbs ml mL cl dl ms ns sec secs min mins hr hrs yr "
     "yrs deg "
     "rad Hz kHz MHz GHz mph kph kmph rpm eV keV MeV kJ kW kWh MW Pa kPa atm mol amu cc sq cu rs Rs "
-    "USD "
-    "EUR am pm"
+    "USD EUR am pm kB MB GB TB pc kpc Mpc"
 )
 ABBREVIATIONS: Final = frozenset(ABBREVIATIONS_TEXT.split())
 LETTERS_TEXT: Final = "m g s h L l J K N V W A C F"
@@ -50,7 +49,7 @@ NO_UNITS_TEXT: Final = (
     "a an and or not nor but no non minus plus times over by to from than then less lesser "
     "more most least fewer greater between about around approximately mod modulo divided "
     "multiplied squared cubed pi tau phi inf infinity infinite sqrt root roots log ln exp "
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh frac cdot choose factorial "
+    "sin cos tan cot csc arcsin arccos arctan sinh cosh tanh frac cdot choose factorial "
     "half halves halved quarter quarters dozens base if when for where is are either both "
     "none undefined unknown i e x y z double doubled triple tripled quadruple quadrupled "
     "quintuple quintupled twice thrice inverse reciprocal negative imaginary conjugate "

@@ -11,6 +11,7 @@ from typing import Final
 
 from rollout.rewards.math_answers.spelling import notations
 from rollout.rewards.math_answers.spelling.notations import GREEK_LETTER
+from rollout.rewards.math_answers.spelling.unit_signs import unit_signs
 
 CHARACTERS: Final = str.maketrans(
     {
@@ -52,6 +53,9 @@ CHARACTERS: Final = str.maketrans(
         "…": "\\dots ",
         "∈": "\\in ",
         "′": "'",
+        "″": "''",
+        **dict.fromkeys("µμ", "\\mu "),
+        **dict.fromkeys("Å\u212b", "\\AA "),
         "¢": "\\text{ cents}",
         "℃": "^\\circ C",
         "℉": "^\\circ F",
@@ -295,7 +299,7 @@ def _respelled(text: str) -> str:
     text = TEXT_INDEX.sub(lambda match: f"_{{{match[1] or match[2]}}}", text)
     text = SET_MINUS.sub(r"\1\\setminus", ANGSTROM.sub(r"\\AA ", text))
     text = NUMERAL_AS_TEXT.sub(r"\1", text)
-    return UNIT_FRACTION.sub(r"\1/\2", UNIT_PRODUCT.sub(_factors, text))
+    return UNIT_FRACTION.sub(r"\1/\2", UNIT_PRODUCT.sub(_factors, unit_signs(text)))
 
 
 def _base(match: re.Match[str]) -> str:

@@ -235,7 +235,6 @@ RUN_IDS = (
     "a\n",
     "\x1b[2J",
     "a\0",
-    "\ud800",
     "-x",
     "\u202e",
     "é",
@@ -313,6 +312,26 @@ SERVERS = (
         "x" * 5000,
     ),
 )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *((name, "a\udcff") for name in ("logs", "attach", "cancel", "status", "suspend")),
+        *(("deploy", option, "a\udcff") for option in ("--directory", "--python")),
+        ("run", "--detach", "--set", "steps=5", "--set", "name=a\udcff"),
+    ],
+    ids=" ".join,
+)
+def test_an_argument_that_is_no_text_is_refused_before_a_server_is_asked(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    result = call(*command)
+    assert is_one_sentence(result)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("the argument '")
+    assert result.stderr.endswith("a\\udcff' is not UTF-8; names, addresses and settings are\n")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -291,7 +292,11 @@ def test_ray_workers_make_the_same_batches(
 def test_a_ray_cluster_of_the_dataflow_is_its_own_and_has_its_own_folder(
     address: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every user may write into Ray's folder in /tmp. The package is not imported."""
+    """Ray opens its folder to every user, and reads its token from a file that all may read. The
+    package is not imported.
+    """
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of somebody")
     fake: Any = ModuleType("prefect_ray.task_runners")
     fake.RayTaskRunner = lambda *args, **settings: (*args, settings["init_kwargs"])
     monkeypatch.setitem(sys.modules, "prefect_ray", ModuleType("prefect_ray"))
@@ -299,9 +304,12 @@ def test_a_ray_cluster_of_the_dataflow_is_its_own_and_has_its_own_folder(
     made: Any = make_task_runner(RayRunner(address=address))
     if address:
         assert made == (address, None)
+        assert os.environ["RAY_AUTH_TOKEN"] == "of somebody"
     else:
         assert made[0] == "local"
-        folder = Path(made[1]["_temp_dir"])
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+        assert re.fullmatch(r"[0-9a-f]{64}", os.environ["RAY_AUTH_TOKEN"])
+        folder = Path(made[1]["_temp_dir"]).parent
         assert (folder.name.startswith(RAY_PREFIX), folder.stat().st_mode) == (True, 0o40700)
         assert folder.parent == Path("/tmp")  # paths of sockets have at most 107 bytes
 
