@@ -175,7 +175,8 @@ def _whole(digits: str) -> int:
     """Return the number; for one with too many digits to convert another that is too long, which is
     then refused with its column.
     """
-    return int(digits) if len(digits) <= json_values.DIGITS_MAX else 10**json_values.DIGITS_MAX
+    is_short = len(digits.lstrip("-")) <= json_values.DIGITS_MAX
+    return int(digits) if is_short else 10**json_values.DIGITS_MAX
 
 
 def _decimal(text: str) -> float:

@@ -10,7 +10,7 @@ TOKEN: Final = re.compile(
     r"(?P<numeral>(?:(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4}(?![\d.a-zA-Z]))?)"
     r"|\\text ?\{(?P<text>[^{}]*)\}"
     r"|(?P<command>\\[a-zA-Z]+)"
-    r"|(?P<word>(?:[A-Z]|[a-zA-Z]{2,})(?:-[a-zA-Z]{3,})+|[a-zA-Z]+)"
+    r"|(?P<word>(?:[A-Z]|t(?=-shirt)|[a-zA-Z]{2,})(?:-[a-zA-Z]{3,})+|[a-zA-Z]+)"
     r"|(?P<sign>[-+*/^_(){}%.€£¥₹₩])",
     re.ASCII,
 )

@@ -325,6 +325,15 @@ def test_a_decimal_of_1_100_characters_is_rounded_as_json_does(tmp_path: Path) -
     assert read_file(write_lines(tmp_path / "a.jsonl", line))[0].fields["w"] == 1 / 9
 
 
+def test_whole_numbers_of_128_bits_are_kept(tmp_path: Path) -> None:
+    largest = 2**128 - 1
+    line = f'{{"question": "1", "answer": "2", "w": [{largest}, {-largest}]}}'
+    assert read_file(write_lines(tmp_path / "a.jsonl", line))[0].fields["w"] == [largest, -largest]
+    line = f'{{"question": "1", "answer": "2", "w": {-largest - 1}}}'
+    with pytest.raises(ConfigError, match="column 'w' is a whole number of more than 128 bits"):
+        read_file(write_lines(tmp_path / "a.jsonl", line))
+
+
 def test_a_row_of_the_maximum_depth_can_be_stored_in_an_order_and_in_a_shard(
     tmp_path: Path, memory_store: ObjectStore
 ) -> None:

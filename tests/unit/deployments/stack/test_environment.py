@@ -177,9 +177,9 @@ def test_torch_makes_its_folder_in_the_home_and_not_in_tmp(
     monkeypatch.delenv(environment.TORCH_CACHE, raising=False)
     environment.prepare(home)
     assert environment.TORCH_CACHE not in os.environ  # the home may not exist yet
+    services, worker = environment.of_stack(home, _stack(), {}), environment.of_worker(home, (), {})
     state.save(home, _stack())
     environment.prepare(home)
-    services, worker = environment.of_stack(home, _stack(), {}), environment.of_worker(home, (), {})
     own = str(home.root / "torch")
     assert [each[environment.TORCH_CACHE] for each in (os.environ, services, worker)] == [own] * 3
     assert child_environment(services)[environment.TORCH_CACHE] == own

@@ -8,7 +8,7 @@ from rollout.rewards.math_judge import judge
 # fmt: off
 COUNTED = [
     "cups of flour", "pieces of candy", "bottle caps", "liters of water", "red apples per day", "chocolate chip cookies",
-    "boxes of oatmeal cookies", "boys in each group", "degrees of freedom", "push-ups", "T-shirts", "white T-shirts",
+    "boxes of oatmeal cookies", "boys in each group", "degrees of freedom", "push-ups", "T-shirts", "t-shirts", "white T-shirts",
     "jumping-jacks", "kW-hours", "hours a week", "cups of coffee a day", "people per square mile", "pairs of shoes", "pairs",
 ]
 CHANGED = [
