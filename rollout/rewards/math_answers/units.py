@@ -38,7 +38,7 @@ ABBREVIATIONS_TEXT: Final = (
     "nm um mm cm dm km ft in yd mi mg kg oz lb lbs ml mL cl dl ms ns sec secs min mins hr hrs yr "
     "yrs deg "
     "rad Hz kHz MHz GHz mph kph kmph rpm eV keV MeV kJ kW kWh MW Pa kPa atm mol amu cc sq cu rs Rs "
-    "USD EUR am pm kB MB GB TB pc kpc Mpc"
+    "USD EUR am pm MB GB TB kpc Mpc"
 )
 ABBREVIATIONS: Final = frozenset(ABBREVIATIONS_TEXT.split())
 LETTERS_TEXT: Final = "m g s h L l J K N V W A C F"

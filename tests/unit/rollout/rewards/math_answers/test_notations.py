@@ -271,7 +271,7 @@ RARE: list[tuple[str, str, bool]] = [
     ("0.49''", "0.49", True), ("0.05^{\\prime\\prime}", "0.05", True), ("5″", "5", True), ("5'10''", "5", False), ("y''", "y", False), ("0.5''", "0.49", False),
     ("900\\text{ °C}", "900", True), ("900\\,{}^{\\circ}\\mathrm{C}", "900^\\circ\\text{C}", True), ("900\\text{ °F}", "900^\\circ\\text{C}", False), ("41.8\\text{°}", "41.8", True),
     ("75\\text{¢}", "75", True), ("75\\text{¢}", "75\\text{ dollars}", False), ("50\\,\\mathrm{\\mu m}", "50", True), ("50 µm", "50\\text{ um}", True), ("50 µm", "50\\text{ mm}", False),
-    ("6\\text{ meters per second squared}", "6\\text{ m/s}^2", True), ("6\\text{ km per second squared}", "6\\text{ m/s}^2", False), ("9.6\\,Å", "9.6", True), ("140 MB", "140", True), ("140 MB", "140 GB", False),
+    ("6\\text{ meters per second squared}", "6\\text{ m/s}^2", True), ("6\\text{ km per second squared}", "6\\text{ m/s}^2", False), ("9.6\\,Å", "9.6", True), ("140 MB", "140", True), ("140 MB", "140 GB", False), ("2", "2pc", False), ("2cp", "2pc", True),
     ("P^*=64", "64", True), ("x^{*}=\\frac{1}{4p^2}", "\\frac{1}{4p^2}", True), ("P^*=63", "64", False), ("2^*=64", "64", False), ("I_\\lambda=\\frac{2\\lambda}{3}", "\\frac{2\\lambda}{3}", True),
     ("\\bar{E}=\\frac{E_1+2E_2}{3}", "\\frac{E_1+2E_2}{3}", True), ("\\bar{E}=\\frac{2E_1+E_2}{3}", "\\frac{E_1+2E_2}{3}", False), ("\\text{Re}(z^2)=-2", "-2", True), ("|z^2|=4", "4", True), ("|x-3|=4", "4", False),
     ("5\\,\\text{N}\\cdot\\text{m}", "5\\text{ N m}", True), ("4.5\\,\\text{\\AA}", "4.5", True),
