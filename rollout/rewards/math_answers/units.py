@@ -41,9 +41,9 @@ ABBREVIATIONS_TEXT: Final = (
     "USD EUR am pm MB GB TB kpc Mpc"
 )
 ABBREVIATIONS: Final = frozenset(ABBREVIATIONS_TEXT.split())
-LETTERS_TEXT: Final = "m g s h L l J K N V W A C F"
+LETTERS_TEXT: Final = "m g s h L l J K N V W A C F pc"
 LETTERS: Final = frozenset(LETTERS_TEXT.split())
-"""Units of one letter, which need a space before them: `5m` is five times m."""
+"""Units of one letter, and pc, which need a space before them: `5m` is five times m."""
 
 NO_UNITS_TEXT: Final = (
     "a an and or not nor but no non minus plus times over by to from than then less lesser "

@@ -54,8 +54,6 @@ CHARACTERS: Final = str.maketrans(
         "∈": "\\in ",
         "′": "'",
         "″": "''",
-        **dict.fromkeys("µμ", "\\mu "),
-        **dict.fromkeys("Å\u212b", "\\AA "),
         "¢": "\\text{ cents}",
         "℃": "^\\circ C",
         "℉": "^\\circ F",
@@ -188,7 +186,7 @@ UNIT_PRODUCT: Final = re.compile(
 )
 """`\\text{m\\cdot s^{-1}}`: a product within one `\\text`."""
 UNIT_NAME: Final = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
-ANGSTROM: Final = re.compile(r"\\text ?\{ ?\\AA ?\}")
+ANGSTROM: Final = re.compile(r"\\text ?\{ ?(?:\\AA|[Å\u212b]) ?\}")
 TEXT_INDEX: Final = re.compile(
     r"_ ?(?:\{ ?\\text ?\{ ?(\w{1,12}) ?\} ?\}|\\text ?\{ ?(\w{1,12}) ?\})"
 )
