@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
@@ -95,7 +95,7 @@ def _with_errors_printed(function: Callable[P, T]) -> Callable[P, T]:
         from deployments.stack import environment
 
         try:
-            _refuse_what_is_no_text(kwargs.values())
+            _refuse_what_is_no_text(kwargs)
             environment.prepare(home())
             return function(*args, **kwargs)
         except (typer.Exit, typer.Abort, KeyboardInterrupt, BrokenPipeError):
@@ -111,13 +111,16 @@ def _with_errors_printed(function: Callable[P, T]) -> Callable[P, T]:
     return command
 
 
-def _refuse_what_is_no_text(arguments: Iterable[object]) -> None:
-    """Refuse a word with bytes that are not UTF-8, which no server takes; paths may have them."""
-    for given in arguments:
+def _refuse_what_is_no_text(arguments: Mapping[str, object]) -> None:
+    """Refuse a word with bytes that are not UTF-8, which no server takes; paths may have them.
+
+    The word may be a secret, and is not repeated.
+    """
+    for name, given in arguments.items():
         for word in given if isinstance(given, list) else [given]:
             if isinstance(word, str) and _NO_TEXT.search(word):
                 raise ConfigError(
-                    f"the argument {word!r} is not UTF-8; names, addresses and settings are"
+                    f"an argument ({name}) is not UTF-8, as names and settings have to be"
                 )
 
 

@@ -316,13 +316,18 @@ def _file_path(rest: str) -> str:
             )
     if not path:
         raise ConfigError(f"the store URL file://{rest} names no folder; write file:///path")
-    return f"/{unquote(path)}"
+    try:
+        return f"/{unquote(path, errors='strict')}"
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the store URL file:///{path} is not UTF-8 ({error.reason}); write another path"
+        ) from None
 
 
 def _local(path: str) -> ObjectStore:
     try:
         absolute = Path(path).expanduser().absolute()
-        encoded = os.fsencode(absolute)
+        encoded = str(absolute).encode()
     except (RuntimeError, ValueError) as error:  # an unknown user; invalid characters
         raise ConfigError(
             f"the store {path!r} cannot be a folder ({error}); write another path"

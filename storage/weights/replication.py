@@ -51,6 +51,15 @@ def of_run(home: ObjectStore, url: str) -> ObjectStore:
     return open_store(url).sub(home.prefix.rstrip("/"))
 
 
+def refuse_home(mirror: ObjectStore) -> None:
+    """Raise ConfigError for a run's home, into which no other run's mirror may write."""
+    if mirror.exists(layout.RUN):
+        raise ConfigError(
+            f"{mirror.address} has a {layout.RUN}: it is the home of a run and no mirror; name "
+            "another place in rollout.regions.REGION.mirror"
+        )
+
+
 def early_stop_reason(home: ObjectStore) -> str:
     """Return why the run ended without being completed; empty otherwise.
 
@@ -95,6 +104,8 @@ def replicate(
             for copy in copies:
                 try:
                     with heartbeat.span("mirror"):
+                        if not was_usable:
+                            refuse_home(mirror)
                         num_bytes = copy.copy_next()
                     was_usable = True
                 except (TransientError, CorruptError, NotFoundError, ConfigError) as error:

@@ -14,10 +14,13 @@ from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTa
 
 from data_ops.config import DaskRunner, ProcessRunner, RayRunner, TaskRunnerConfig
 from storage.errors import ConfigError
+from storage.import_path import ALLOW_VARIABLE, is_allowed
 from storage.machine.cpus import num_cpus
 from storage.machine.temporary_folders import temporary_folder
 
 DASK_PREFIX, RAY_PREFIX = "astraflow-dask-", "astraflow-ray-"
+RAY_TOKEN: Final = secrets.token_hex(32)
+"""Of all Ray clusters of this process, one for each window: Ray keeps the first that it reads."""
 RAY_FOLDERS: Final = Path("/tmp")
 """Not TMPDIR, which may be long: paths of Ray's sockets add 93 bytes, and have at most 107."""
 OWN_DASK_CLUSTER: Final[dict[str, Any]] = {
@@ -32,7 +35,18 @@ which can block a worker for ever in Python 3.11 (https://github.com/dask/distri
 
 
 def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
-    """Return the task runner, not yet started. ConfigError when its package is not installed."""
+    """Return the task runner, not yet started.
+
+    Raises ConfigError when its package is not installed, and for the address of a cluster where
+    ASTRAFLOW_IMPORT_ALLOW does not have the package: who answers there can run code here.
+    """
+    has_address = isinstance(config, DaskRunner | RayRunner) and config.address
+    if has_address and not is_allowed(config.name):
+        raise ConfigError(
+            f"data.task_runner: the cluster at the address of {config.name} can run code here, and "
+            f"{ALLOW_VARIABLE} does not allow that; add {config.name} there if you trust the "
+            "recipe, or leave the address out"
+        )
     if isinstance(config, ProcessRunner):
         return ProcessPoolTaskRunner(
             max_workers=config.workers or num_cpus(), initializer=exit_with_parent
@@ -74,7 +88,7 @@ def _own_ray_cluster() -> dict[str, Any]:
     Ray reads the token from the environment before it looks for a file, which others may read. Ray
     opens the folder that it is given to every user, so that it gets one inside this user's own.
     """
-    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=RAY_TOKEN)
     return {"_temp_dir": f"{_own_folder(RAY_PREFIX, RAY_FOLDERS)}/r"}
 
 

@@ -267,7 +267,8 @@ def test_a_scheme_with_one_slash_is_refused(url: str) -> None:
         ("s3://bucket/a\tb", "has a character that cannot be printed"),
         ("file:///a%00b", "because it contains a NUL"),
         ("a\0b", "because it contains a NUL"),
-        ("a\ud800b", "cannot be a folder"),
+        ("file:///a%FFb", "is not UTF-8"),
+        ("a\udcffb", "cannot be a folder"),
         ("~no-such-user-here/store", "cannot be a folder"),
     ],
 )

@@ -227,6 +227,19 @@ def test_the_mirror_service_copies_each_policy_survives_outages_and_counts_bytes
     assert set(lifetime.waits_s) == {0.0, replication.POLL_INTERVAL_S}
 
 
+def test_the_home_of_another_run_is_no_mirror(world: World) -> None:
+    """Who writes `run.json` chooses the mirror, and could name a store of somebody else."""
+    world.publish(3)
+    world.mirror.create(layout.RUN, b"{}")
+    with pytest.raises(
+        ConfigError, match=r"has a run\.json: it is the home of a run and no mirror"
+    ):
+        replication.replicate(
+            ScriptedLifetime(world.home, "mirror", no_stop), world.mirror, ["solver"]
+        )
+    assert list(world.mirror.list("")) == [layout.RUN]
+
+
 def test_a_mirror_reports_the_base_models_it_waits_for(world: World) -> None:
     messages: list[tuple[str, str, str]] = []
 

@@ -172,6 +172,17 @@ def test_an_unreachable_mirror_is_reported_and_the_next_gc_finishes_it(
     assert data(mirror) == [0, LAST - 1, LAST]
 
 
+def test_the_home_of_another_run_is_no_mirror_and_loses_nothing(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    other, _ = make_run(open_store(str(tmp_path / "other")), "one")
+    run, config = make_run(store, "one", tmp_path / "other")
+    surveyed = garbage_collection.survey(run, "one", config, WANTED)
+    (reason,) = garbage_collection.remove(surveyed).values()
+    assert reason.startswith(f"{other.address} has a run.json: it is the home of a run")
+    assert data(other) == list(range(LAST + 1))
+
+
 def test_a_mirror_that_fails_during_gc_is_reported(store: ObjectStore, tmp_path: Path) -> None:
     run, config = make_run(store, "one", tmp_path / "eu")
     copy_all(run, tmp_path / "eu")

@@ -22,6 +22,7 @@ from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
 from data_ops.config import DaskRunner, ProcessRunner, RayRunner, ThreadRunner
 from flows.run_dataflow import window_of_dataflow
 from storage.errors import ConfigError
+from storage.import_path import ALLOW_VARIABLE
 from storage.run import batches, runs, shards
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import publisher
@@ -309,9 +310,29 @@ def test_a_ray_cluster_of_the_dataflow_is_its_own_and_has_its_own_folder(
         assert made[0] == "local"
         assert os.environ["RAY_AUTH_MODE"] == "token"
         assert re.fullmatch(r"[0-9a-f]{64}", os.environ["RAY_AUTH_TOKEN"])
+        token = os.environ["RAY_AUTH_TOKEN"]
+        make_task_runner(RayRunner())  # of the next window; Ray keeps the token that it has read
+        assert os.environ["RAY_AUTH_TOKEN"] == token
         folder = Path(made[1]["_temp_dir"]).parent
         assert (folder.name.startswith(RAY_PREFIX), folder.stat().st_mode) == (True, 0o40700)
         assert folder.parent == Path("/tmp")  # paths of sockets have at most 107 bytes
+
+
+@pytest.mark.parametrize(
+    "config", [DaskRunner(address="tcp://x:1"), RayRunner(address="ray://x:1")]
+)
+def test_a_cluster_that_a_stored_run_names_is_asked_only_where_its_code_is_allowed(
+    config: DaskRunner | RayRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (f"prefect_{config.name}", f"prefect_{config.name}.task_runners"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for allowed in ("", "numpy"):
+        monkeypatch.setenv(ALLOW_VARIABLE, allowed)
+        with pytest.raises(ConfigError, match=rf"can run code here.*add {config.name} there"):
+            make_task_runner(config)
+    monkeypatch.setenv(ALLOW_VARIABLE, config.name)
+    with pytest.raises(ConfigError, match="install its extra"):
+        make_task_runner(config)
 
 
 @pytest.mark.parametrize(("config", "package"), [(DaskRunner(), "dask"), (RayRunner(), "ray")])
