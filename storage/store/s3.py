@@ -21,11 +21,15 @@ CREATE_BYTES_MAX = 5 * 2**30
 """S3's limit of a single PUT."""
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
+"""Maximum silence of a server during an answer."""
+ANSWER_TIMEOUT_S = 300.0
+"""Of an answer without an object's bytes, which has a megabyte at most."""
 CONNECTIONS_MAX = 64
 PAGE_KEYS_MAX = 1000
 """Keys in one response of a listing: S3's limit."""
 
-Pages: TypeAlias = list[dict[str, Any]]
+LISTED_CHARACTERS_MAX = 2**28
+"""Of all keys of a listing, which are kept in memory: four million of usual length."""
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """In botocore's order."""
@@ -98,7 +102,13 @@ class S3Objects:
             )
         with self._translated(key):
             try:
-                self._call("put_object", Key=self.root + key, Body=bytes(body), IfNoneMatch="*")
+                self._call(
+                    "put_object",
+                    timeout_s=None,
+                    Key=self.root + key,
+                    Body=bytes(body),
+                    IfNoneMatch="*",
+                )
             except OSError as error:
                 # The status is reliable; s3fs raises FileExistsError only if the server names the
                 # failed condition.
@@ -121,14 +131,10 @@ class S3Objects:
 
     def list(self, prefix: str, start_after: str) -> Keys:
         after = {"StartAfter": self.root + start_after} if start_after else {}
-        pages = self._pages(prefix, **after)
-        return [
-            entry["Key"][len(self.root) :] for page in pages for entry in page.get("Contents", ())
-        ]
+        return [key[len(self.root) :] for key in self._listed(prefix, "Contents", "Key", **after)]
 
     def folders(self, prefix: str) -> Keys:
-        pages = self._pages(prefix, Delimiter="/")
-        paths = [entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", ())]
+        paths = self._listed(prefix, "CommonPrefixes", "Prefix", Delimiter="/")
         return [path[len(self.root + prefix) :].rstrip("/") for path in paths]
 
     def delete(self, key: str) -> None:
@@ -144,7 +150,7 @@ class S3Objects:
         Returns:
             The objects, sorted by key, and the token of the next page; empty for none.
         """
-        options = {"ContinuationToken": token} if token else {}
+        options: dict[str, Any] = {"ContinuationToken": token} if token else {}
         with self._translated(prefix):
             page = self._call(
                 "list_objects_v2", Prefix=self.root + prefix, MaxKeys=PAGE_KEYS_MAX, **options
@@ -190,24 +196,48 @@ class S3Objects:
                 raise
             return body
 
-    def _pages(self, prefix: str, **options: str) -> Pages:
-        pages: Pages = []
-        with self._translated(prefix):
-            while not pages or pages[-1].get("IsTruncated"):
-                if pages:
-                    options["ContinuationToken"] = pages[-1]["NextContinuationToken"]
-                pages.append(
-                    self._call(
-                        "list_objects_v2",
-                        Prefix=self.root + prefix,
-                        MaxKeys=PAGE_KEYS_MAX,
-                        **options,
-                    )
-                )
-        return pages
+    def _listed(self, prefix: str, entries: str, name: str, **options: Any) -> Keys:
+        """Return the `name` of all `entries` of a listing.
 
-    def _call(self, method: str, **arguments: Any) -> Any:
-        return self._fs().call_s3(method, Bucket=self.bucket, **arguments)
+        Raises ConfigError for a server whose pages do not go on, or have no end.
+        """
+        listed: list[str] = []
+        num_characters, token = 0, ""
+        with self._translated(prefix):
+            while True:
+                page = self._call(
+                    "list_objects_v2",
+                    Prefix=self.root + prefix,
+                    MaxKeys=PAGE_KEYS_MAX,
+                    **options,
+                )
+                found = [entry[name] for entry in page.get(entries, ())]
+                num_characters += sum(map(len, found))
+                listed += found
+                if not page.get("IsTruncated"):
+                    return listed
+                before, token = token, str(page.get("NextContinuationToken", ""))
+                if token in ("", before) or num_characters > LISTED_CHARACTERS_MAX:
+                    raise ConfigError(
+                        f"{self._name(prefix)} cannot be listed: its pages repeat or have no end; "
+                        "use a server that lists as S3 does"
+                    )
+                options["ContinuationToken"] = token
+
+    def _call(
+        self, method: str, timeout_s: float | None = ANSWER_TIMEOUT_S, **arguments: Any
+    ) -> Any:
+        from fsspec.asyn import sync
+
+        filesystem = self._fs()
+        return sync(
+            filesystem.loop,
+            filesystem._call_s3,
+            method,
+            timeout=timeout_s,
+            Bucket=self.bucket,
+            **arguments,
+        )
 
     def _fs(self) -> Any:
         """Return the s3fs instance of this process.

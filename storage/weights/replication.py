@@ -51,9 +51,12 @@ def of_run(home: ObjectStore, url: str) -> ObjectStore:
     return open_store(url).sub(home.prefix.rstrip("/"))
 
 
-def refuse_home(mirror: ObjectStore) -> None:
-    """Raise ConfigError for a run's home, into which no other run's mirror may write."""
-    if mirror.exists(layout.RUN):
+def refuse_home(home: ObjectStore, mirror: ObjectStore) -> None:
+    """Raise ConfigError for another run's home, into which no mirror may write.
+
+    A copy of the whole run may become its mirror: it has the same `run.json`.
+    """
+    if mirror.exists(layout.RUN) and mirror.get(layout.RUN) != home.get(layout.RUN):
         raise ConfigError(
             f"{mirror.address} has a {layout.RUN}: it is the home of a run and no mirror; name "
             "another place in rollout.regions.REGION.mirror"
@@ -105,7 +108,7 @@ def replicate(
                 try:
                     with heartbeat.span("mirror"):
                         if not was_usable:
-                            refuse_home(mirror)
+                            refuse_home(home, mirror)
                         num_bytes = copy.copy_next()
                     was_usable = True
                 except (TransientError, CorruptError, NotFoundError, ConfigError) as error:
@@ -270,15 +273,18 @@ def _show(mirror: ObjectStore, policy: str, version: int, body: bytes) -> None:
 
 
 def _copy_origin(home: ObjectStore, mirror: ObjectStore, origin: Origin) -> int:
-    """Copy the files from which the origin is read; return the bytes that were copied."""
-    source = runs.sibling(home, origin.run)
-    return sum(
-        copy_files(
-            run, runs.sibling(mirror, runs.run_id(run)), each.policy, each.version, each.files
-        )
-        for run, chain in manifests.chains(source, origin.policy, origin.version)
-        for each in chain
-    )
+    """Copy the files from which the origin is read; return the bytes that were copied.
+
+    Nothing is copied into a run's home: in another store, the name may be that of another run.
+    """
+    source, num_bytes = runs.sibling(home, origin.run), 0
+    for run, chain in manifests.chains(source, origin.policy, origin.version):
+        there = runs.sibling(mirror, runs.run_id(run))
+        if not there.exists(layout.RUN):
+            num_bytes += sum(
+                copy_files(run, there, each.policy, each.version, each.files) for each in chain
+            )
+    return num_bytes
 
 
 def copy_files(

@@ -138,7 +138,7 @@ def survey(
         try:
             mirror = replication.of_run(run, url)
             mirror = replace(mirror, patience_s=min(mirror.patience_s, MIRROR_PATIENCE_S))
-            replication.refuse_home(mirror)
+            replication.refuse_home(run, mirror)
             mirror_plans = tuple(retention.plan_mirror(run, mirror, plan) for plan in plans)
             mirrors.append(
                 SurveyedStore(

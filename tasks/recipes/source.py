@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import ConfigError
+from storage.formats.json_values import storable_text
 from tasks.recipes import schema, yaml_file
 from tasks.recipes.yaml_file import NESTING_MAX
 from tasks.recipes.yaml_file import KeyPath as KeyPath
@@ -110,6 +111,11 @@ def find(recipe: str, folders: tuple[Path, ...], here: Path | None = None) -> Pa
         return None
     candidates = _candidates(recipe, folders, here)
     if (file := next(filter(os.path.isfile, candidates), None)) is not None:
+        if storable_text(path := str(file.resolve())) != path:
+            raise ConfigError(
+                f"the recipe {storable_text(path)} is in a place whose name is not UTF-8, which "
+                "Prefect cannot store; move it"
+            )
         return file
     if is_path(recipe) and (other := next(filter(os.path.exists, candidates), None)):
         what = "a folder" if os.path.isdir(other) else "a pipe, a device or a socket"

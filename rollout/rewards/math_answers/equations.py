@@ -23,9 +23,9 @@ from rollout.rewards.math_answers.structure import sides, without_brackets
 
 NAME: Final = re.compile(
     r"(?!\\(?:pi|infty|emptyset)(?![a-zA-Z]))"
-    r"(?:[fgh] ?\^ ?\{ ?-1 ?\}(?=\()|\\(?:bar|hat|tilde|vec|overline) ?\{ ?[a-zA-Z] ?\}"
+    r"(?:[fgh] ?\^ ?\{ ?-1 ?\}(?=\()|\\(?:bar|hat|tilde|vec) ?\{ ?[a-zA-Z] ?\}"
     r"|[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})"
-    r"(?:_(?:\w|\\[a-zA-Z]+|\{[^{}]*\}))?(?: ?\^ ?(?:\*|\{ ?\* ?\}))?'{0,2}"
+    r"(?:_(?:\w|\{[^{}]*\}))?(?: ?\^ ?\*)?'{0,2}"
     r"(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
 )
 """A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `x^*`, `\\text{Area}`."""

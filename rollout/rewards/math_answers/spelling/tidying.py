@@ -186,7 +186,7 @@ UNIT_PRODUCT: Final = re.compile(
 )
 """`\\text{m\\cdot s^{-1}}`: a product within one `\\text`."""
 UNIT_NAME: Final = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]+")
-ANGSTROM: Final = re.compile(r"\\text ?\{ ?(?:\\AA|[Å\u212b]) ?\}")
+ANGSTROM: Final = re.compile(r"\\text ?\{ ?\\AA ?\}")
 TEXT_INDEX: Final = re.compile(
     r"_ ?(?:\{ ?\\text ?\{ ?(\w{1,12}) ?\} ?\}|\\text ?\{ ?(\w{1,12}) ?\})"
 )
@@ -241,6 +241,17 @@ ONE_TOKEN: Final = re.compile(
 )
 """An accent or a font before one token without braces: `\\bar x`, which is `\\bar{x}`."""
 
+WIDE_ACCENT: Final = re.compile(
+    r"\\(?:overline|wide(?P<name>hat|tilde))(?P<letter> ?\{ ?[a-zA-Z] ?\})"
+)
+"""An accent of one letter: `\\overline{x}`, which is `\\bar{x}`."""
+STAR: Final = re.compile(r"\^ ?(?:\{ ?(?:\*|\\(?:ast|star)) ?\}|\\(?:ast|star)(?![a-zA-Z]))")
+"""The star of `x^{\\ast}`, which is `x^*`."""
+SYMBOL_INDEX: Final = re.compile(
+    rf"_ ?(?P<symbol>{GREEK_LETTER}|\\(?:infty|perp|parallel)(?![a-zA-Z]))"
+)
+"""The index of `T_\\infty`, which is `T_{\\infty}`."""
+
 EN_DASH: Final = re.compile(r"(?<=\d)--(?=\d)")
 """A range in TeX: `5--6`."""
 WHITE: Final = re.compile(r"\s+")
@@ -265,7 +276,8 @@ def tidy(text: str) -> str:
     )
     text = EN_DASH.sub("-", ROOT_SIGN.sub(_root, notations.without_row_spacing(text)))
     text = ONE_TOKEN.sub(lambda match: f"\\{match[1]}{{{match[2] or match[3]}}}", text)
-    text = notations.binomials(text)
+    text = WIDE_ACCENT.sub(lambda match: f"\\{match['name'] or 'bar'}{match['letter']}", text)
+    text = SYMBOL_INDEX.sub(r"_{\g<symbol>}", STAR.sub("^*", notations.binomials(text)))
     text = SPACED.sub(lambda number: NO_DIGIT.sub("", number[0]), GROUPED.sub("", text))
     text = CONSTANT.sub(r" \1", text)
     text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)

@@ -1,5 +1,6 @@
 """Requests to an S3 server and the translation of its responses; the server is a script, s3fs is real."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from botocore.exceptions import (
     ProfileNotFound,
     ReadTimeoutError,
 )
-from fsspec.asyn import get_loop
+from fsspec.asyn import get_loop, sync
 from s3fs.errors import translate_boto_error
 
 from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundError, TransientError
@@ -36,6 +37,10 @@ def answer(status: int, code: str) -> BaseException:
     }
     translated: BaseException = translate_boto_error(ClientError(response, "PutObject"))
     return translated
+
+
+ENDLESS = object()
+"""An answer that never ends."""
 
 
 class Body:
@@ -65,11 +70,12 @@ class Server:
 
     async def _call_s3(self, method: str, **arguments: Any) -> Any:
         content = self._next(method, arguments)
+        if content is ENDLESS:
+            await asyncio.Event().wait()
+        if not isinstance(content, bytes):
+            return content
         self.bodies.append(Body(content))
         return {"ContentLength": len(content), "Body": self.bodies[-1]}
-
-    def call_s3(self, method: str, **arguments: Any) -> Any:
-        return self._next(method, arguments)
 
     def cat_file(self, path: str, **arguments: Any) -> Any:
         return self._next("cat_file", {"path": path, **arguments})
@@ -249,6 +255,59 @@ def test_a_listing_is_followed_to_its_last_page_and_its_keys_are_relative(
         ("list_objects_v2", {**page, "StartAfter": "root/w/0", "ContinuationToken": "more"}),
         ("list_objects_v2", page),
     ]
+
+
+def page(number: int, token: str, entries: str = "Contents", name: str = "Key") -> dict[str, Any]:
+    return {
+        entries: [{name: f"root/w/{number}"}],
+        "IsTruncated": True,
+        "NextContinuationToken": token,
+    }
+
+
+@pytest.mark.parametrize("tokens", [["one", "one"], [""], ["one", "two", "two"]])
+def test_a_server_whose_pages_do_not_go_on_is_refused(
+    tokens: list[str], served: Callable[..., tuple[S3Objects, Server]]
+) -> None:
+    objects, server = served(*(page(number, token) for number, token in enumerate(tokens)))
+    with pytest.raises(ConfigError, match=r"s3://bucket/root/w/ at .* its pages repeat or have no"):
+        objects.list("w/", "")
+    assert len(server.asked) == len(tokens)
+    folders = (page(number, each, "CommonPrefixes", "Prefix") for number, each in enumerate(tokens))
+    objects, _ = served(*folders)
+    with pytest.raises(ConfigError, match="its pages repeat or have no end"):
+        objects.folders("w/")
+
+
+def test_a_listing_without_end_is_refused(
+    served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "LISTED_CHARACTERS_MAX", 3 * len("root/w/0"))
+    pages = [page(number, f"token {number}") for number in range(9)]
+    objects, server = served(*pages)
+    with pytest.raises(ConfigError, match="its pages repeat or have no end"):
+        objects.list("w/", "")
+    assert len(server.asked) == 4
+    objects, _ = served(*pages[:2], {"Contents": [{"Key": "root/w/2"}]})
+    assert objects.list("w/", "") == ["w/0", "w/1", "w/2"]
+
+
+def test_an_answer_without_end_is_a_failed_request_but_not_during_an_upload(
+    served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float | None] = []
+
+    def limited(loop: object, call: object, *args: object, timeout: float | None, **other: object):
+        given.append(timeout)
+        return sync(loop, call, *args, timeout=timeout and 0.01, **other)
+
+    monkeypatch.setattr("fsspec.asyn.sync", limited)
+    objects, _ = served(ENDLESS, ENDLESS, ENDLESS, {})
+    for ask in (objects.exists, objects.delete, objects.folders):
+        with pytest.raises(TransientError, match=r"a request for .* failed"):
+            ask("a")
+    assert objects.create("a", b"x")
+    assert given == [s3.ANSWER_TIMEOUT_S] * 3 + [None]
 
 
 def test_folders_are_the_names_directly_below_a_prefix(

@@ -230,6 +230,7 @@ def test_the_mirror_service_copies_each_policy_survives_outages_and_counts_bytes
 def test_the_home_of_another_run_is_no_mirror(world: World) -> None:
     """Who writes `run.json` chooses the mirror, and could name a store of somebody else."""
     world.publish(3)
+    world.home.create(layout.RUN, b'{"a": 1}')
     world.mirror.create(layout.RUN, b"{}")
     with pytest.raises(
         ConfigError, match=r"has a run\.json: it is the home of a run and no mirror"
@@ -238,6 +239,16 @@ def test_the_home_of_another_run_is_no_mirror(world: World) -> None:
             ScriptedLifetime(world.home, "mirror", no_stop), world.mirror, ["solver"]
         )
     assert list(world.mirror.list("")) == [layout.RUN]
+
+
+def test_a_copy_of_a_run_may_be_its_mirror(world: World) -> None:
+    world.publish(3)
+    world.home.create(layout.RUN, b"{}")
+    world.mirror.create(layout.RUN, b"{}")
+    replication.replicate(
+        ScriptedLifetime(world.home, "mirror", no_stop), world.mirror, ["solver"], last=2
+    )
+    assert manifests.latest(world.mirror, "solver") == 2
 
 
 def test_a_mirror_reports_the_base_models_it_waits_for(world: World) -> None:

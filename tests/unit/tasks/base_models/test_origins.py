@@ -447,6 +447,19 @@ def test_a_mirror_has_the_origins_files_before_it_shows_version_zero(store: Obje
     assert at_home.weights()["solver"] <= sum(len(store.get(key)) for key in only_manifests)
 
 
+def test_a_mirror_writes_nothing_into_the_home_of_a_run_with_the_origins_name(store: ObjectStore):
+    """The mirror is a store with a run of its own under this name."""
+    run = continued(store)
+    far = replace(open_store(f"memory://{uuid4().hex}"), patience_s=1e-6)
+    runs.create_run(far, "one", {"its": "own"})
+    before = far.list("runs/one")
+    mirror = far.sub("runs/two")
+    assert mirror_next(run, mirror) is not None
+    assert far.list("runs/one") == before
+    read = reader.read(read_through_mirror(run, mirror), "solver", 0)
+    assert read.manifest.digest == weights_digest(model(SHARED))
+
+
 def test_the_mirror_of_a_mirrored_origin_copies_nothing_twice(store: ObjectStore):
     far = replace(open_store(f"memory://{uuid4().hex}"), patience_s=1e-6)
     replication.copy_version(run_one(store), far.sub("runs/one"), "solver", 3)

@@ -836,6 +836,20 @@ def test_a_recipe_is_the_same_in_a_process_of_another_folder(
     assert (sent == named) == (named == "multi_policy_tiny")
 
 
+@pytest.mark.parametrize("named", ["mine.yaml", "./mine.yaml", "mine"])
+def test_a_recipe_in_a_folder_whose_name_is_not_utf_8_is_refused(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "by\udcff"
+    (here / "recipes").mkdir(parents=True)
+    for folder in (here, here / "recipes"):
+        (folder / "mine.yaml").write_text("extends: single_policy_tiny\n")
+    monkeypatch.chdir(here)
+    with pytest.raises(ConfigError, match=r"by\?.* is in a place whose name is not UTF-8"):
+        load(named)
+    assert load("single_policy_tiny").name
+
+
 def test_a_recipe_given_as_text_is_sent_with_its_bases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
