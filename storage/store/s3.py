@@ -5,6 +5,7 @@ an exclusive `open` can truncate an existing object, and large writes become mul
 condition some servers ignore.
 """
 
+import asyncio
 import logging
 import os
 import threading
@@ -24,12 +25,18 @@ READ_TIMEOUT_S = 30.0
 """Maximum silence of a server during an answer."""
 ANSWER_TIMEOUT_S = 300.0
 """Of an answer without an object's bytes, which has a megabyte at most."""
+SLOWEST_BYTES_S = 10_000
+"""Bytes a second below which an object's bytes count as not sent."""
 CONNECTIONS_MAX = 64
 PAGE_KEYS_MAX = 1000
 """Keys in one response of a listing: S3's limit."""
 
 LISTED_CHARACTERS_MAX = 2**28
-"""Of all keys of a listing, which are kept in memory: four million of usual length."""
+"""Of all keys of a listing, which are kept in memory: two million of usual length."""
+KEY_CHARACTERS = 60
+"""Counted for each key beside its own, as memory."""
+PAGE_CHARACTERS = 2**16
+"""Counted for each page at least: pages without keys would have no end."""
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """In botocore's order."""
@@ -74,7 +81,8 @@ class S3Objects:
             )
             try:
                 check_size(key, response["ContentLength"], self._name(key))
-                return bytes(await response["Body"].read())
+                body = response["Body"].read()
+                return bytes(await asyncio.wait_for(body, _time_s(response["ContentLength"])))
             finally:
                 response["Body"].close()
 
@@ -104,7 +112,7 @@ class S3Objects:
             try:
                 self._call(
                     "put_object",
-                    timeout_s=None,
+                    timeout_s=_time_s(len(body)),
                     Key=self.root + key,
                     Body=bytes(body),
                     IfNoneMatch="*",
@@ -212,7 +220,9 @@ class S3Objects:
                     **options,
                 )
                 found = [entry[name] for entry in page.get(entries, ())]
-                num_characters += sum(map(len, found))
+                num_characters += max(
+                    PAGE_CHARACTERS, sum(map(len, found)) + KEY_CHARACTERS * len(found)
+                )
                 listed += found
                 if not page.get("IsTruncated"):
                     return listed
@@ -224,9 +234,7 @@ class S3Objects:
                     )
                 options["ContinuationToken"] = token
 
-    def _call(
-        self, method: str, timeout_s: float | None = ANSWER_TIMEOUT_S, **arguments: Any
-    ) -> Any:
+    def _call(self, method: str, timeout_s: float = ANSWER_TIMEOUT_S, **arguments: Any) -> Any:
         from fsspec.asyn import sync
 
         filesystem = self._fs()
@@ -262,6 +270,11 @@ class S3Objects:
             raise
         except network_errors() as error:
             raise translated(error, self.location, self._name(key)) from error
+
+
+def _time_s(num_bytes: int) -> float:
+    """Return the time within which an object of this size is sent."""
+    return ANSWER_TIMEOUT_S + num_bytes / SLOWEST_BYTES_S
 
 
 def _open(location: S3Location) -> Any:

@@ -25,7 +25,7 @@ NAME: Final = re.compile(
     r"(?!\\(?:pi|infty|emptyset)(?![a-zA-Z]))"
     r"(?:[fgh] ?\^ ?\{ ?-1 ?\}(?=\()|\\(?:bar|hat|tilde|vec) ?\{ ?[a-zA-Z] ?\}"
     r"|[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})"
-    r"(?:_(?:\w|\{[^{}]*\}))?(?: ?\^ ?\*)?'{0,2}"
+    r"(?:\^ ?\*)?(?:_(?:\w|\{[^{}]*\}))?(?: ?\^ ?\*)?'{0,2}"
     r"(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
 )
 """A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `x^*`, `\\text{Area}`."""

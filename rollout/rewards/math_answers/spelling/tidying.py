@@ -248,7 +248,7 @@ WIDE_ACCENT: Final = re.compile(
 STAR: Final = re.compile(r"\^ ?(?:\{ ?(?:\*|\\(?:ast|star)) ?\}|\\(?:ast|star)(?![a-zA-Z]))")
 """The star of `x^{\\ast}`, which is `x^*`."""
 SYMBOL_INDEX: Final = re.compile(
-    rf"_ ?(?P<symbol>{GREEK_LETTER}|\\(?:infty|perp|parallel)(?![a-zA-Z]))"
+    rf"_ ?(?P<symbol>{GREEK_LETTER}|\\(?:pi|infty|perp|parallel)(?![a-zA-Z]))"
 )
 """The index of `T_\\infty`, which is `T_{\\infty}`."""
 

@@ -10,7 +10,9 @@ DEGREES_AS_TEXT: Final = re.compile(r"\\text ?\{ ?\^ ?(?:\\circ|\{ ?\\circ ?\}) 
 EMPTY_GROUP: Final = re.compile(r"(?:\\text ?)?\{ ?\} ?(?=\^ ?\{? ?\\circ)")
 """The group before the degrees of `900\\,{}^\\circ C`."""
 TEXT_IN_TEXT: Final = re.compile(r"\\text ?\{ ?\\text ?\{([^{}]{0,40})\} ?\}")
-LETTER: Final = re.compile(r"\\text ?\{(?:[^{}]|\{[^{}]*\}){0,200}\}|([µμ])|[Å\u212b]")
+LETTER: Final = re.compile(
+    r"\\text ?\{(?:[^{}]|\{[^{}]*\}){0,200}\}|([µμ])|[Å\u212b]|\\AA(?![a-zA-Z]) ?"
+)
 """Micro and angstrom without TeX; within `\\text` they stay a part of a word."""
 MICRO: Final = re.compile(r"\\text ?\{ ?\\mu ?([a-zA-Z]{1,3}) ?\}")
 SUN: Final = re.compile(
@@ -41,6 +43,6 @@ def without_suns(gold: str, answer: str) -> str:
 
 
 def _letter(match: re.Match[str]) -> str:
-    if match[0].startswith("\\"):
+    if match[0].startswith("\\text"):
         return match[0]
     return "\\mu " if match[1] else "\\text{ Å}"

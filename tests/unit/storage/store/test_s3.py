@@ -282,7 +282,8 @@ def test_a_server_whose_pages_do_not_go_on_is_refused(
 def test_a_listing_without_end_is_refused(
     served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3, "LISTED_CHARACTERS_MAX", 3 * len("root/w/0"))
+    monkeypatch.setattr(s3, "PAGE_CHARACTERS", 1)
+    monkeypatch.setattr(s3, "LISTED_CHARACTERS_MAX", 3 * (len("root/w/0") + s3.KEY_CHARACTERS))
     pages = [page(number, f"token {number}") for number in range(9)]
     objects, server = served(*pages)
     with pytest.raises(ConfigError, match="its pages repeat or have no end"):
@@ -292,10 +293,24 @@ def test_a_listing_without_end_is_refused(
     assert objects.list("w/", "") == ["w/0", "w/1", "w/2"]
 
 
-def test_an_answer_without_end_is_a_failed_request_but_not_during_an_upload(
+def test_pages_without_keys_have_an_end(
+    served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "LISTED_CHARACTERS_MAX", 3 * s3.PAGE_CHARACTERS)
+    empty = [{"IsTruncated": True, "NextContinuationToken": f"{number}"} for number in range(9)]
+    objects, server = served(*empty)
+    with pytest.raises(ConfigError, match="its pages repeat or have no end"):
+        objects.list("w/", "")
+    assert len(server.asked) == 4
+    objects, _ = served(*empty[:2], {"Contents": [{"Key": "root/w/2"}]})
+    assert objects.list("w/", "") == ["w/2"]
+
+
+def test_an_answer_without_end_is_a_failed_request_and_an_upload_has_more_time(
     served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[float | None] = []
+    monkeypatch.setattr(s3, "SLOWEST_BYTES_S", 2)
 
     def limited(loop: object, call: object, *args: object, timeout: float | None, **other: object):
         given.append(timeout)
@@ -306,8 +321,24 @@ def test_an_answer_without_end_is_a_failed_request_but_not_during_an_upload(
     for ask in (objects.exists, objects.delete, objects.folders):
         with pytest.raises(TransientError, match=r"a request for .* failed"):
             ask("a")
-    assert objects.create("a", b"x")
-    assert given == [s3.ANSWER_TIMEOUT_S] * 3 + [None]
+    assert objects.create("a", b"four")
+    assert given == [s3.ANSWER_TIMEOUT_S] * 3 + [s3.ANSWER_TIMEOUT_S + 2]
+
+
+def test_an_object_that_is_sent_without_end_is_a_failed_request(
+    served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read(self: Body) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    monkeypatch.setattr(s3, "ANSWER_TIMEOUT_S", 0.01)
+    objects, server = served(b"body", b"body")
+    assert objects.read("a") == b"body"
+    monkeypatch.setattr(Body, "read", read)
+    with pytest.raises(TransientError, match=r"a request for .* failed"):
+        objects.read("a")
+    assert server.bodies[1].was_closed
 
 
 def test_folders_are_the_names_directly_below_a_prefix(
