@@ -56,11 +56,15 @@ def refuse_home(home: ObjectStore, mirror: ObjectStore) -> None:
 
     A copy of the whole run may become its mirror: it has the same `run.json`.
     """
-    if mirror.exists(layout.RUN) and mirror.get(layout.RUN) != home.get(layout.RUN):
+    if _is_home_of_another(mirror, home):
         raise ConfigError(
             f"{mirror.address} has a {layout.RUN}: it is the home of a run and no mirror; name "
             "another place in rollout.regions.REGION.mirror"
         )
+
+
+def _is_home_of_another(there: ObjectStore, run: ObjectStore) -> bool:
+    return there.exists(layout.RUN) and there.get(layout.RUN) != run.get(layout.RUN)
 
 
 def early_stop_reason(home: ObjectStore) -> str:
@@ -275,12 +279,12 @@ def _show(mirror: ObjectStore, policy: str, version: int, body: bytes) -> None:
 def _copy_origin(home: ObjectStore, mirror: ObjectStore, origin: Origin) -> int:
     """Copy the files from which the origin is read; return the bytes that were copied.
 
-    Nothing is copied into a run's home: in another store, the name may be that of another run.
+    Nothing is copied into another run's home, which may have the origin's name in that store.
     """
     source, num_bytes = runs.sibling(home, origin.run), 0
     for run, chain in manifests.chains(source, origin.policy, origin.version):
         there = runs.sibling(mirror, runs.run_id(run))
-        if not there.exists(layout.RUN):
+        if not _is_home_of_another(there, run):
             num_bytes += sum(
                 copy_files(run, there, each.policy, each.version, each.files) for each in chain
             )

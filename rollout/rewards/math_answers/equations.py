@@ -28,7 +28,7 @@ NAME: Final = re.compile(
     r"(?:\^ ?\*)?(?:_(?:\w|\{[^{}]*\}))?(?: ?\^ ?\*)?'{0,2}"
     r"(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
 )
-"""A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `x^*`, `\\text{Area}`."""
+"""A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `f^{-1}(x)`, `x^*`, `\\bar{x}`."""
 VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
 """A letter other than the constants e and i, in a text without commands."""
 BOUND: Final = re.compile(r"\\(?:sum|prod|lim|liminf|limsup|i{1,3}nt|oint)(?![a-zA-Z])")

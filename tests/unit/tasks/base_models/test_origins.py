@@ -454,10 +454,23 @@ def test_a_mirror_writes_nothing_into_the_home_of_a_run_with_the_origins_name(st
     runs.create_run(far, "one", {"its": "own"})
     before = far.list("runs/one")
     mirror = far.sub("runs/two")
-    assert mirror_next(run, mirror) is not None
+    own = sum(len(run.get(key)) for key in run.list("weights"))
+    copied = mirror_next(run, mirror)
+    assert copied is not None
+    assert copied.num_bytes == own, "its own objects alone"
     assert far.list("runs/one") == before
     read = reader.read(read_through_mirror(run, mirror), "solver", 0)
     assert read.manifest.digest == weights_digest(model(SHARED))
+
+
+def test_a_mirror_that_is_a_copy_of_the_origins_run_gets_its_files(store: ObjectStore):
+    run = continued(store)
+    far = replace(open_store(f"memory://{uuid4().hex}"), patience_s=1e-6)
+    far.create("runs/one/run.json", store.get("runs/one/run.json"))
+    assert mirror_next(run, far.sub("runs/two")) is not None
+    files = manifests.read_manifest(run_one(store), "solver", SHARED).files
+    copied = {key.rpartition("/")[2] for key in far.list("runs/one/weights")}
+    assert {file.name for file in files} <= copied
 
 
 def test_the_mirror_of_a_mirrored_origin_copies_nothing_twice(store: ObjectStore):
