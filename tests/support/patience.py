@@ -5,7 +5,7 @@ slow. Only a failing test waits long.
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 900.0
+PATIENCE_S = 840.0
 """Less than the timeout of a test (`pyproject.toml`), so that a failing one says what it waited
 for.
 """

@@ -34,9 +34,25 @@ VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
 BOUND: Final = re.compile(r"\\(?:sum|prod|lim|liminf|limsup|i{1,3}nt|oint)(?![a-zA-Z])")
 """An operator with an index or a variable of its own."""
 DERIVATIVE: Final = re.compile(
-    r"\\frac ?\{ ?(?P<d>d|\\partial|\\text ?\{ ?d ?\})(?: ?\^ ?(?:\d|\{ ?\d ?\}))? ?\} ?\{ ?(?P=d)"
+    r"\\frac ?\{ ?(?P<d>d|\\partial|\\text ?\{ ?d ?\})(?: ?\^ ?(?:\d|\{ ?\d ?\}))? ?"
+    r"(?:\} ?\{ ?(?P=d)"
+    r"|(?=[(\d]|e ?\^|(?P<letter>[a-zA-Z]) ?\^|\\(?:sin|cos|tan|ln|log|exp|sqrt|frac)(?![a-zA-Z]))"
+    r"(?:[^{}]|\{[^{}]{0,50}\}){1,100}\} ?\{ ?(?P=d) ?(?(letter)(?P=letter)|[a-zA-Z]))"
 )
-"""`\\frac{d}{dx}` before an expression, which is still to be derived."""
+"""`\\frac{d}{dx}` before an expression, or `\\frac{d\\sin x}{dx}`: still to be derived."""
+ROOTS: Final = re.compile(r"\\sqrt(?:\[\w\])?(?:\w|\{[^{}]{0,100}\})(?=\\sqrt|\\frac|\()")
+"""A root before another factor, in a text without spaces: `\\sqrt2\\sqrt8`."""
+PART: Final = re.compile(
+    r"\\text ?\{[^{}]*\}|\\[a-zA-Z]+|\\[^ ,;:!]|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|[^\s\\]"
+)
+PRODUCT_SIGNS: Final = frozenset(("*", "\\times", "\\cdot", "\\div", "\\ast"))
+BARS: Final = frozenset(("|", "\\|", "\\vert", "\\Vert"))
+"""They open and close."""
+OPENING: Final = frozenset(("(", "\\lfloor", "\\lceil", "\\lvert", "\\lVert"))
+CLOSING: Final = frozenset((")", "!", "%", "\\rfloor", "\\rceil", "\\rvert", "\\rVert"))
+OTHER_ENDS: Final = frozenset(("}", "]", "\\}", "'", "\\pi", "\\circ", "\\degree", "\\infty"))
+"""Ends of an operand behind which another one may be an argument: `\\log_{2}8`."""
+APPLIED: Final = frozenset(("\\sqrt", "\\frac", "\\binom"))
 TEXT: Final = re.compile(r"\\text ?\{[^{}]*\}")
 QUANTITY: Final = re.compile(
     rf"(?:\\(?:angle|measuredangle|triangle) ?[A-Z]{{1,4}}|[A-Z]{{2,4}}|\[[A-Z]{{3,6}}\]|{CHANGE}"
@@ -91,6 +107,37 @@ def is_left_to_compute(text: str) -> bool:
     """
     last = sides(text.partition(ABOUT)[0].strip() or text)[-1]
     return bool(BOUND.search(last) or DERIVATIVE.search(last))
+
+
+def has_sum_or_product(text: str) -> bool:
+    """Return whether an expression without variables has a sum, a difference or a product.
+
+    A product without a sign is found behind roots, brackets, bars, factorials and percent signs,
+    and between a numeral and bars or floors: `|7||8|`, `3!4!`. Signs that begin an operand
+    (`2^{-3}`, `|-5|`) are none, nor are a factor of one term (`2\\sqrt3`, `3\\ln 2`, `2\\pi`) and
+    factorials in a fraction (`\\frac{8!}{3!5!}`), which is a binomial coefficient.
+    """
+    if ROOTS.search(text.replace(" ", "")):
+        return True
+    parts = PART.findall(text)
+    before, is_operand, is_closed, bars, braces = "", False, False, 0, 0
+    for part, behind in zip(parts, [*parts[1:], ""], strict=True):
+        opens = part in OPENING or (part in BARS and not (is_operand and bars))
+        if part in PRODUCT_SIGNS or (part in "+-" and (is_operand or behind == "}")):
+            return True
+        braces += (part == "{") - (part == "}")
+        is_factor = opens or part in APPLIED or part[0].isdigit()
+        if is_closed and is_factor and not (before == "!" and braces):
+            return True
+        if opens and part != "(" and before[:1].isdigit():
+            return True
+        if part in BARS:
+            bars += 1 if opens else -1
+        closes = part in BARS and not opens
+        is_closed = closes or (is_operand and part in CLOSING)
+        is_operand = is_closed or part in OTHER_ENDS or part[0].isalnum() or bool(TEXT.match(part))
+        before = part
+    return False
 
 
 def is_equation_to_solve(answer: str, gold: str, unknowns_max: int = 1) -> bool:

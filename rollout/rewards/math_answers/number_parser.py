@@ -38,6 +38,8 @@ class Reading:
     """Whether it is a single numeral, with at most a sign, power of ten, percent sign or unit."""
     evaluated: bool = True
     """Whether it has no sum, difference or product, except a product with a power of ten."""
+    scaled: bool = field(default=False, compare=False)
+    """Whether it has a power of ten."""
     decimals: int | None = None
     """Digits after the point; −2 for `1.5e3`; None if it is not a decimal."""
     digits: int = 0
@@ -111,11 +113,15 @@ class NumberParser:
         ten = self._next() == "10" and self._next(1) == "^"
         right = self._power() if self._next() not in ("+", "-") else self._signed_power()
         value = bounded(left.value * right.value)
-        if not ten or not left.plain:
+        if not ten or not left.plain or left.scaled:
             return Reading(value=value, evaluated=False)
         power = _power_of_ten(right.value)
         return replace(
-            left, value=value, decimals=(left.decimals or 0) - power, digits=max(left.digits, 1)
+            left,
+            value=value,
+            scaled=True,
+            decimals=(left.decimals or 0) - power,
+            digits=max(left.digits, 1),
         )
 
     def _begins_mixed(self) -> bool:
@@ -169,7 +175,7 @@ class NumberParser:
         value = _raised(base.value, exponent.value.numerator)
         power = Reading(value=value, evaluated=base.evaluated and exponent.evaluated)
         return (
-            replace(power, plain=True, decimals=-exponent.value.numerator, digits=1)
+            replace(power, plain=True, scaled=True, decimals=-exponent.value.numerator, digits=1)
             if is_ten
             else power
         )
@@ -233,6 +239,7 @@ def _numeral(text: str) -> Reading:
     return Reading(
         value=value * _raised(Fraction(10), power),
         plain=True,
+        scaled=bool(exponent),
         decimals=len(part) - power,
         digits=significant,
     )

@@ -16,6 +16,7 @@ from rollout.rewards.math_answers.equations import (
     NAME,
     VARIABLE,
     WORD,
+    has_sum_or_product,
     is_equation_to_solve,
     is_left_to_compute,
     is_relation,
@@ -53,10 +54,6 @@ NO_VALUE: Final = re.compile(
     r"\A(?:[-+]? ?\\infty$|[^{}]*(?:<|>|\\(?:leq?|geq?|lt|gt|neq?)(?![a-zA-Z])))"
 )
 """Infinity, or a relation outside of braces: no number is equal to it."""
-UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-]+[\w.(\\{]|\*|\\times|\\cdot|\\div")
-"""A sum, difference or product in a text without spaces."""
-ROOTS: Final = re.compile(r"\\sqrt(?:\[\w\])?(?:\w|\{[^{}]{0,100}\})(?=\\sqrt|\\frac|\()")
-"""A root before another factor, in a text without spaces: `\\sqrt2\\sqrt8`."""
 DIGIT_WITH_INDEX: Final = re.compile(r"(?<![\^_])(?<![\^_]\{)(?<!\d)\d{1,100} ?_|\) ?_")
 """`5_2`, which is no numeral in base 2; `x^2_1` is the square of a variable."""
 STEPS: Final = re.compile(r"(?!\d{1,12}/\d{1,12}$)\d{1,12}(?:[-/]\d{1,12})+")
@@ -282,8 +279,7 @@ def _unread_equals_number(
         return False
     if BOUND.search(answer):
         return False
-    bare_answer = without_spaces(answer)
-    if gold.plain and (UNFINISHED.search(bare_answer) or ROOTS.search(bare_answer)):
+    if gold.plain and has_sum_or_product(answer):
         return False
     return _by_algebra(algebra, answer, gold_text)
 

@@ -58,7 +58,7 @@ NO_UNITS_TEXT: Final = (
     "mille score gross binary ternary octal hexadecimal hex bn mn kilo mega giga mil mils "
     "thou grand quintillion sextillion googol permille permil ppm ppb ppt basis bps nil "
     "theta lambda sigma omega repeating repeated recurring periodic "
-    "ths rds nds"
+    "ths rds nds mln bln lac lacs doz halfs"
 )
 DIGITS_TEXT: Final = "zero one two three four five six seven eight nine ten eleven twelve"
 TEENS_TEXT: Final = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"

@@ -4,9 +4,13 @@ file has its hash.
 
 import hashlib
 import importlib.metadata
+import os
 import re
 import runpy
+import shutil
+import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -129,6 +133,45 @@ def test_no_second_index_is_used_for_all_packages() -> None:
     ]
     assert len(uses) == 3
     assert all("requirements/torch.txt" in line and "locked.txt" not in line for line in uses)
+
+
+def _commands(target: str, folder: Path) -> list[str]:
+    """What `make` would run for the target in a fresh clone; nothing is run."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "requirements", folder / "requirements")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "TORCH_INDEX"}
+    }
+    printed = subprocess.run(
+        ["make", "--dry-run", target], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert printed.returncode == 0, printed.stderr
+    return printed.stdout.splitlines()
+
+
+def test_all_that_is_installed_has_hashes_but_torch_and_the_project(tmp_path: Path) -> None:
+    installations = [line for line in _commands("install", tmp_path) if " -m pip install " in line]
+    hashed = {
+        name
+        for line in installations
+        for name in re.findall(r"requirements/(\w+)\.txt", line)
+        if "--require-hashes --no-deps " in line
+    }
+    others = [line for line in installations if "--require-hashes" not in line]
+    assert hashed == {"locked", "cuda", "deepspeed"}
+    assert ["requirements/torch.txt" in line for line in others] == [True, False]
+    assert all("--no-deps" in line for line in others)
+    assert others[1].endswith("-e .")
+
+
+def test_check_runs_every_tool(tmp_path: Path) -> None:
+    commands = [line for line in _commands("check", tmp_path) if "pip install" not in line]
+    for tool in ("ruff check .", "ruff format --check .", "deptry .", "mypy", "lint-imports"):
+        assert f".venv/bin/{tool}" in commands
+    assert any(line.startswith(".venv/bin/python -m pytest ") for line in commands)
 
 
 def test_the_licence_is_the_apache_text_and_is_declared() -> None:

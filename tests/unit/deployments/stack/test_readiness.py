@@ -95,6 +95,17 @@ def test_an_idle_component_gives_an_error_with_the_end_of_its_log(tmp_path: Path
         readiness.wait_until(lambda: False, "the part", part, stall_limit_s=5.0)
 
 
+def test_a_component_that_works_is_waited_for_beyond_the_limit_of_stalls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness.Progress, "stalled_s", 0.0)  # it has just made progress
+    began = time.monotonic()
+    with Started(IDLE, tmp_path) as part:
+        readiness.wait_until(
+            lambda: time.monotonic() - began > 0.5, "the part", part, stall_limit_s=0.1
+        )
+
+
 def test_a_component_that_works_without_result_gives_an_error_after_a_cpu_limit(
     tmp_path: Path,
 ) -> None:
