@@ -10,6 +10,7 @@ from data_ops.prompts.stream import PromptStream
 from storage.errors import ConfigError
 from storage.import_path import PluginKind, construct, find_class, foreign_code
 from storage.records.rollouts import Prompt
+from storage.run import orders
 
 
 class IndexedPrompts(Protocol):
@@ -70,6 +71,11 @@ class CustomPrompts(Generated):
             fault = (
                 f"a Prompt with a {type(prompt.id).__name__} as id and a "
                 f"{type(prompt.fields).__name__} as fields"
+            )
+        elif unstorable := orders.fault_of(prompt):
+            raise ConfigError(
+                f"prompts.custom: prompt({index}) of {self.custom} cannot be stored: {unstorable}; "
+                "correct the source"
             )
         else:
             return prompt

@@ -62,11 +62,16 @@ def strings(value: Any) -> Iterator[str]:
 
 def is_plain(value: Any) -> bool:
     """Return whether JSON has a type for the value and for everything in it, ignoring limits."""
-    if isinstance(value, dict):
-        return all(map(is_plain, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
-    return isinstance(value, _PLAIN)
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, _PLAIN):
+            return False
+        if isinstance(part, dict):
+            pending += part.values()
+        elif isinstance(part, list | tuple):
+            pending += part
+    return True
 
 
 def storable_text(text: str) -> str:

@@ -7,7 +7,7 @@ from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundErr
 from storage.formats import json_values
 from storage.formats.json_objects import num_values, seal, unseal
 from storage.records.control import OrdersEnd
-from storage.records.rollouts import Order
+from storage.records.rollouts import Order, Prompt
 from storage.run.quarantine import is_quarantined
 from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
@@ -32,15 +32,23 @@ def create(run: ObjectStore, order: Order) -> None:
     """
     check_size(len(order.prompts), order.samples_per_prompt)
     for prompt in order.prompts:
-        if fault := json_values.fault({"id": prompt.id, **prompt.fields}):
-            path, reason = fault
+        if fault := fault_of(prompt):
             raise ConfigError(
-                f"the prompt {prompt.id!r} cannot be stored in order {order.number}: its "
-                f"{path!r} {reason}; "
-                "correct or remove it in data.prompts, and start the run under another id"
+                f"the prompt {prompt.id[:SHOWN_MAX]!r} cannot be stored in order {order.number}: "
+                f"{fault}; correct or remove it in data.prompts, and start the run under another id"
             )
     key = layout.order(order.number)
     run.create(key, _readable_body(order, key))
+
+
+def fault_of(prompt: Prompt) -> str:
+    """Return why the prompt cannot be stored, such as `its 'question' has …`; empty if it can."""
+    if found := json_values.fault(prompt.id):
+        return f"its id {found[1]}"
+    if found := json_values.fault(dict(prompt.fields)):
+        path, reason = (text[:SHOWN_MAX] for text in found)
+        return f"its {path!r} {reason}" if path else f"it {reason}"
+    return ""
 
 
 def check_size(num_prompts: int, samples_per_prompt: int) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from data_ops.prompts.frozen import stream_of
 from storage.errors import ConfigError, CorruptError, NotFoundError
-from storage.formats import json_values
 from storage.plain_names import TENSOR_SUFFIX, quoted, without_write_id
 from storage.promotion.outcomes import EPISODES_MAX, PlayConditions, digest_of
 from storage.records.promotions import Team, TeamVersion
@@ -145,11 +144,6 @@ def prompts_by_dataset(
     for dataset, problems in prompts.items():
         seen: set[str] = set()
         for prompt in problems:
-            if fault := json_values.fault(prompt.fields):
-                raise ConfigError(
-                    f"{dataset}: the problem {quoted(prompt.id)} cannot be digested, because "
-                    f"{fault[0] or 'it'} {fault[1]}; change the source"
-                )
             if prompt.id in seen:
                 raise ConfigError(
                     f"{dataset}: two problems have the id {quoted(prompt.id)}; give each its own"

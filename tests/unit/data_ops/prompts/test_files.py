@@ -390,6 +390,12 @@ def test_a_hub_row_is_validated_and_columns_without_a_json_type_are_dropped(
     fake.rows = [{"question": "1+1", "answer": "\ud800"}]
     with pytest.raises(ConfigError, match="row 1: column 'answer' has the lone surrogate U"):
         read_hub(source)
+    nested: list[object] = []
+    for _ in range(5000):
+        nested = [nested]
+    fake.rows = [{"question": "1+1", "answer": "2", "at": nested}]
+    with pytest.raises(ConfigError, match=r"row 1: column 'at[.0]+' is nested deeper than 32"):
+        read_hub(source)
 
 
 def test_a_file_name_that_is_invalid_text_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
+import re
 import tracemalloc
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -116,6 +118,48 @@ def test_a_custom_source_that_is_too_large_to_be_shuffled_is_refused_without_a_l
     assert ids(limited.stream().all()) == ["n/0", "n/1"]
     largest = source.model_copy(update={"args": {"count": 10_000_000}})
     assert ids(largest.stream().all(1)) == ["n/0"]
+
+
+UNSTORABLE = {
+    "id": Prompt("n/\ud800", {"id": "n", "question": "1+1"}),
+    "column": Prompt("n", {"question": "1+\ud800"}),
+    "name of a column": Prompt("n", {"question": "1+1", "\ud800": 1}),
+    "number": Prompt("n", {"question": "1+1", "meta": {"weight": float("nan")}}),
+    "long number": Prompt("n", {"question": "1+1", "weight": 10**5000}),
+    "levels": Prompt("n", {"question": "1+1", "at": reduce(lambda at, _: [at], range(3000), 1)}),
+}
+
+
+class Unstorable:
+    def __init__(self, part: str) -> None:
+        self.part = part
+
+    def size(self) -> int:
+        return 1
+
+    def prompt(self, index: int) -> Prompt:
+        return UNSTORABLE[self.part]
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        ("id", "its id has the lone surrogate U+D800"),
+        ("column", "its 'question' has the lone surrogate U+D800"),
+        ("name of a column", "it has a key that has the lone surrogate U+D800"),
+        ("number", "its 'meta.weight' is nan, which is no number in JSON"),
+        ("long number", "its 'weight' is a whole number of more than 128 bits"),
+        ("levels", "is nested deeper than 32 levels"),
+    ],
+)
+def test_a_prompt_of_a_custom_source_that_cannot_be_stored_is_refused_when_it_is_read(
+    part: str, fault: str
+) -> None:
+    stream = CustomPrompts(custom=f"{__name__}:Unstorable", args={"part": part}).stream()
+    named = f"prompts.custom: prompt(0) of {__name__}:Unstorable cannot be stored: "
+    for read in (stream.all, lambda: stream.take({}, 1)):
+        with pytest.raises(ConfigError, match=f"^{re.escape(named)}.*{re.escape(fault)}"):
+            read()
 
 
 def test_the_whole_of_an_endless_source_requires_a_limit() -> None:

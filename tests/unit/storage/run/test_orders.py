@@ -124,7 +124,8 @@ def test_an_order_that_arrives_damaged_once_is_read_again(memory_store: ObjectSt
             Prompt("p", {"question": "\ud800"}),
             r"the prompt 'p' cannot be stored in order 0: its 'question' has the lone surrogate",
         ),
-        (Prompt("\ud800", {"question": "1"}), r"its 'id' has the lone surrogate"),
+        (Prompt("\ud800", {"question": "1"}), r"its id has the lone surrogate"),
+        (Prompt("\ud800", {"id": "1", "question": "1"}), r"its id has the lone surrogate"),
         (
             Prompt("p", {"question": "1", "at": {"w": [0] * 500_000}}),
             r"its 'at.w' exceeds the limit of 500,000 values",

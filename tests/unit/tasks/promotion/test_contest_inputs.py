@@ -202,7 +202,7 @@ class Unstorable(Twins):
     ("source", "message"),
     [
         ("Twins", "near: two problems have the id 'same'"),
-        ("Unstorable", r"near: the problem '0' cannot be digested, because score\.x is nan"),
+        ("Unstorable", r"Unstorable cannot be stored: its 'score\.x' is nan"),
     ],
 )
 def test_problems_without_an_identity_are_refused(
