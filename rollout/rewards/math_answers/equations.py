@@ -40,8 +40,15 @@ DERIVATIVE: Final = re.compile(
     r"(?:[^{}]|\{[^{}]{0,50}\}){1,100}\} ?\{ ?(?P=d) ?(?(letter)(?P=letter)|[a-zA-Z]))"
 )
 """`\\frac{d}{dx}` before an expression, or `\\frac{d\\sin x}{dx}`: still to be derived."""
-ROOTS: Final = re.compile(r"\\sqrt(?:\[\w\])?(?:\w|\{[^{}]{0,100}\})(?=\\sqrt|\\frac|\()")
+ROOTS: Final = re.compile(
+    r"\\sqrt(?:\[\w+\])?(?:\w|\{(?:[^{}]|\{[^{}]{0,50}\}){0,100}\})(?=\\sqrt|\\frac|\()"
+)
 """A root before another factor, in a text without spaces: `\\sqrt2\\sqrt8`."""
+FACTOR: Final = r" ?\(? ?(?:\d{1,4}|\(\d{1,4}\)) ?(?:!|\^ ?(?:\d|\{\d{1,3}\})) ?\)?"
+FACTORIALS: Final = re.compile(
+    rf"(?:(?<!sqrt\{{)(?<=\{{)|(?:(?<=/)|(?<=/ ))\()(?:{FACTOR}){{2,9}} ?(?:(?=\}})|\))"
+)
+"""Factorials and powers alone in braces or below a slash: `\\frac{8!}{3!5!}`, `10!/(5!2^5)`."""
 PART: Final = re.compile(
     r"\\text ?\{[^{}]*\}|\\[a-zA-Z]+|\\[^ ,;:!]|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|[^\s\\]"
 )
@@ -113,30 +120,27 @@ def has_sum_or_product(text: str) -> bool:
     """Return whether an expression without variables has a sum, a difference or a product.
 
     A product without a sign is found behind roots, brackets, bars, factorials and percent signs,
-    and between a numeral and bars or floors: `|7||8|`, `3!4!`. Signs that begin an operand
-    (`2^{-3}`, `|-5|`) are none, nor are a factor of one term (`2\\sqrt3`, `3\\ln 2`, `2\\pi`) and
-    factorials in a fraction (`\\frac{8!}{3!5!}`), which is a binomial coefficient.
+    and between a numeral and brackets, bars or floors: `|7||8|`, `2(5!)`. Signs that begin an
+    operand (`2^{-3}`, `|-5|`) are none, nor is a factor of one term (`2\\sqrt3`, `3\\ln 2`).
     """
     if ROOTS.search(text.replace(" ", "")):
         return True
-    parts = PART.findall(text)
-    before, is_operand, is_closed, bars, braces = "", False, False, 0, 0
+    parts = PART.findall(FACTORIALS.sub("", text))
+    before, is_operand, is_closed, bars = ["", ""], False, False, 0
     for part, behind in zip(parts, [*parts[1:], ""], strict=True):
         opens = part in OPENING or (part in BARS and not (is_operand and bars))
         if part in PRODUCT_SIGNS or (part in "+-" and (is_operand or behind == "}")):
             return True
-        braces += (part == "{") - (part == "}")
-        is_factor = opens or part in APPLIED or part[0].isdigit()
-        if is_closed and is_factor and not (before == "!" and braces):
+        if is_closed and (opens or part in APPLIED or part[0].isdigit()):
             return True
-        if opens and part != "(" and before[:1].isdigit():
+        if opens and before[1][:1].isdigit() and before[0] not in ("_", "^"):
             return True
         if part in BARS:
             bars += 1 if opens else -1
         closes = part in BARS and not opens
         is_closed = closes or (is_operand and part in CLOSING)
         is_operand = is_closed or part in OTHER_ENDS or part[0].isalnum() or bool(TEXT.match(part))
-        before = part
+        before = [before[1], part]
     return False
 
 

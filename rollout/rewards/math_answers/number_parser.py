@@ -113,7 +113,7 @@ class NumberParser:
         ten = self._next() == "10" and self._next(1) == "^"
         right = self._power() if self._next() not in ("+", "-") else self._signed_power()
         value = bounded(left.value * right.value)
-        if not ten or not left.plain or left.scaled:
+        if not ten or not left.plain or left.scaled or not right.evaluated:
             return Reading(value=value, evaluated=False)
         power = _power_of_ten(right.value)
         return replace(

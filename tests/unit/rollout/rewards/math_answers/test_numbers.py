@@ -64,6 +64,7 @@ def read(text: str) -> Reading:
         ("15/(1+2)", Reading(value=Fraction(5), evaluated=False)),
         ("10^2\\cdot10^3", Reading(value=Fraction(100000), evaluated=False)),
         ("2\\times10^3\\times10^4", Reading(value=Fraction(20000000), evaluated=False)),
+        ("2\\times10^{2+3}", Reading(value=Fraction(200000), evaluated=False)),
         ("2e3\\times10^4", Reading(value=Fraction(20000000), evaluated=False)),
         ("3\\times4", Reading(value=Fraction(12), evaluated=False)),
         ("2(6)", Reading(value=Fraction(12), evaluated=False)),
