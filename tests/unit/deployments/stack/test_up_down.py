@@ -16,7 +16,7 @@ from deployments.paths import Home
 from deployments.stack import cpu_features, environment, processes, state, up_down
 from deployments.stack.machine import Machine, this_machine
 from deployments.stack.processes import MARK
-from deployments.stack.state import SERVER, Stack
+from deployments.stack.state import SERVER, WATCHDOG, Stack
 from storage import layout
 from storage.coordination import heartbeats
 from storage.coordination.heartbeat_writer import HeartbeatWriter
@@ -271,6 +271,12 @@ BROKEN = {
         ValueError("pid"),
         "stopping the processes of the record: ValueError pid",
     ),
+    "no stop": ("processes.stop", RuntimeError("boom"), "stopping the watchdog: RuntimeError boom"),
+    "a prefect.toml that stays": (
+        "prefect_toml.remove",
+        PermissionError(13, "refused"),
+        "deleting {home.prefect_toml}: PermissionError",
+    ),
 }
 
 
@@ -279,13 +285,15 @@ def test_processes_are_stopped_whatever_else_fails_in_down(
     home: Home, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException, words: str
 ) -> None:
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
-    monkeypatch.setattr(up_down, step, _breaks(error))
-    worker = _sleeper(home, "worker-trainers")
-    state.save(home, _stack(home, worker))
+    monkeypatch.setattr(f"{up_down.__name__}.{step}", _breaks(error))
+    worker, watchdog = _sleeper(home, "worker-trainers"), _sleeper(home, WATCHDOG)
+    state.save(home, _stack(home, worker, watchdog))
+    home.auth.write_text("astraflow:secret\n")
     with pytest.raises(AstraFlowError) as caught:
         up_down.down(home, lambda words: None)
-    assert f"but this failed: {words}" in str(caught.value)
-    assert not processes.is_alive(worker)
+    assert f"but this failed: {words.format(home=home)}" in str(caught.value)
+    assert not any(map(processes.is_alive, (worker, watchdog)))
+    assert not home.auth.exists()
     assert not state.exists(home)
 
 
@@ -336,20 +344,28 @@ def test_down_with_an_invalid_store_address_stops_all_processes(
     assert not processes.is_alive(worker)
 
 
-def test_down_with_a_folder_as_record_stops_all_processes(home: Home) -> None:
+@pytest.mark.parametrize(
+    ("file", "step"),
+    [
+        ("lock", "taking the lock"),
+        ("new_record", "recording that the stack is not ready"),
+        ("auth", "deleting {home.auth}"),
+        ("record", "deleting {home.record}"),
+    ],
+)
+def test_down_with_a_folder_in_place_of_a_file_stops_all_processes(
+    home: Home, monkeypatch: pytest.MonkeyPatch, file: str, step: str
+) -> None:
+    monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
     worker = _sleeper(home, "worker-trainers")
-    home.record.mkdir()
-    with pytest.raises(AstraFlowError, match=f"deleting {home.record}: "):
+    state.save(home, _stack(home, worker))
+    path: Path = getattr(home, file)
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    with pytest.raises(AstraFlowError, match=f"{step.format(home=home)}: .*{path}"):
         up_down.down(home, lambda words: None)
     assert not processes.is_alive(worker)
-
-
-def test_down_with_an_unreadable_lock_stops_all_processes(home: Home) -> None:
-    worker = _sleeper(home, "worker-trainers")
-    home.lock.mkdir()
-    with pytest.raises(AstraFlowError, match="taking the lock: IsADirectoryError"):
-        up_down.down(home, lambda words: None)
-    assert not processes.is_alive(worker)
+    assert state.exists(home) is (path == home.record)
 
 
 def test_processes_stopped_without_a_record_are_named(home: Home) -> None:
