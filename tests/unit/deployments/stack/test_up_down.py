@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +21,10 @@ from deployments.stack.state import SERVER, WATCHDOG, Stack
 from storage import layout
 from storage.coordination import heartbeats
 from storage.coordination.heartbeat_writer import HeartbeatWriter
-from storage.errors import AstraFlowError, ConfigError
+from storage.errors import AstraFlowError, ConfigError, TransientError
 from storage.formats.json_objects import seal
 from storage.run import runs
-from storage.store.object_store import open_store
+from storage.store.object_store import ObjectStore, open_store
 from tasks.recipes import loader
 from tests.support.http_servers import one_answer
 from tests.support.runs import builders
@@ -129,6 +130,25 @@ def test_a_run_with_a_slow_supervisor_is_named_and_one_with_a_dead_supervisor_is
         AstraFlowError, match="will be shown as interrupted: slow; start them again"
     ):
         up_down.down(home, lambda words: None)
+
+
+def test_a_run_whose_heartbeats_cannot_be_reached_hides_no_other_run(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_all(run: ObjectStore) -> heartbeats.Heartbeats:
+        if run.url.endswith(("/a-lost", "/z-lost")):
+            raise TransientError("the store does not answer")
+        return heartbeats.read_all(run)
+
+    monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
+    supervisor = _sleeper(home, "supervisor")
+    for run_id in ("a-lost", "slow", "z-lost"):
+        _silent_run(home, run_id, supervisor.pid)
+    state.save(home, _stack(home))
+    monkeypatch.setattr(up_down, "heartbeats", SimpleNamespace(read_all=read_all))
+    with pytest.raises(AstraFlowError, match="shown as interrupted: slow; start them again"):
+        up_down.down(home, lambda words: None)
+    assert not processes.is_alive(supervisor)
 
 
 def test_down_neither_creates_nor_changes_a_folder_of_other_programs(tmp_path: Path) -> None:
