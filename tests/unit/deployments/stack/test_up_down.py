@@ -83,6 +83,7 @@ def test_runs_that_an_unreachable_server_did_not_cancel_are_named(
     assert str(caught.value).startswith(
         "no process of the stack is running any more, but this failed: the Prefect server does not"
     )
+    assert f"; the end of its log {server.log}:" in str(caught.value)
     assert "interrupted: mine;" in str(caught.value)
     assert messages == []
     assert not processes.is_alive(server)
