@@ -106,6 +106,18 @@ def test_a_component_that_works_is_waited_for_beyond_the_limit_of_stalls(
         )
 
 
+def test_a_component_that_uses_no_cpu_time_is_waited_for_beyond_the_cpu_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness.processes, "cpu_s", lambda process: 0.0)
+    monkeypatch.setattr(readiness.Progress, "stalled_s", 0.0)
+    with Started(IDLE, tmp_path) as part:
+        began = time.monotonic()
+        readiness.wait_until(
+            lambda: time.monotonic() - began > 0.5, "the part", part, cpu_limit_s=0.1
+        )
+
+
 def test_a_component_that_works_without_result_gives_an_error_after_a_cpu_limit(
     tmp_path: Path,
 ) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,14 +17,14 @@ from deployments.paths import Home
 from deployments.stack import cpu_features, environment, processes, state, up_down
 from deployments.stack.machine import Machine, this_machine
 from deployments.stack.processes import MARK
-from deployments.stack.state import SERVER, Stack
+from deployments.stack.state import SERVER, WATCHDOG, Stack
 from storage import layout
 from storage.coordination import heartbeats
 from storage.coordination.heartbeat_writer import HeartbeatWriter
-from storage.errors import AstraFlowError, ConfigError
+from storage.errors import AstraFlowError, ConfigError, TransientError
 from storage.formats.json_objects import seal
 from storage.run import runs
-from storage.store.object_store import open_store
+from storage.store.object_store import ObjectStore, open_store
 from tasks.recipes import loader
 from tests.support.http_servers import one_answer
 from tests.support.runs import builders
@@ -82,6 +83,7 @@ def test_runs_that_an_unreachable_server_did_not_cancel_are_named(
     assert str(caught.value).startswith(
         "no process of the stack is running any more, but this failed: the Prefect server does not"
     )
+    assert f"; the end of its log {server.log}:" in str(caught.value)
     assert "interrupted: mine;" in str(caught.value)
     assert messages == []
     assert not processes.is_alive(server)
@@ -129,6 +131,25 @@ def test_a_run_with_a_slow_supervisor_is_named_and_one_with_a_dead_supervisor_is
         AstraFlowError, match="will be shown as interrupted: slow; start them again"
     ):
         up_down.down(home, lambda words: None)
+
+
+def test_a_run_whose_heartbeats_cannot_be_reached_hides_no_other_run(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_all(run: ObjectStore) -> heartbeats.Heartbeats:
+        if run.url.endswith(("/a-lost", "/z-lost")):
+            raise TransientError("the store does not answer")
+        return heartbeats.read_all(run)
+
+    monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
+    supervisor = _sleeper(home, "supervisor")
+    for run_id in ("a-lost", "slow", "z-lost"):
+        _silent_run(home, run_id, supervisor.pid)
+    state.save(home, _stack(home))
+    monkeypatch.setattr(up_down, "heartbeats", SimpleNamespace(read_all=read_all))
+    with pytest.raises(AstraFlowError, match="shown as interrupted: slow; start them again"):
+        up_down.down(home, lambda words: None)
+    assert not processes.is_alive(supervisor)
 
 
 def test_down_neither_creates_nor_changes_a_folder_of_other_programs(tmp_path: Path) -> None:
@@ -271,6 +292,12 @@ BROKEN = {
         ValueError("pid"),
         "stopping the processes of the record: ValueError pid",
     ),
+    "no stop": ("processes.stop", RuntimeError("boom"), "stopping the watchdog: RuntimeError boom"),
+    "a prefect.toml that stays": (
+        "prefect_toml.remove",
+        PermissionError(13, "refused"),
+        "deleting {home.prefect_toml}: PermissionError",
+    ),
 }
 
 
@@ -279,13 +306,15 @@ def test_processes_are_stopped_whatever_else_fails_in_down(
     home: Home, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException, words: str
 ) -> None:
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
-    monkeypatch.setattr(up_down, step, _breaks(error))
-    worker = _sleeper(home, "worker-trainers")
-    state.save(home, _stack(home, worker))
+    monkeypatch.setattr(f"{up_down.__name__}.{step}", _breaks(error))
+    worker, watchdog = _sleeper(home, "worker-trainers"), _sleeper(home, WATCHDOG)
+    state.save(home, _stack(home, worker, watchdog))
+    home.auth.write_text("astraflow:secret\n")
     with pytest.raises(AstraFlowError) as caught:
         up_down.down(home, lambda words: None)
-    assert f"but this failed: {words}" in str(caught.value)
-    assert not processes.is_alive(worker)
+    assert f"but this failed: {words.format(home=home)}" in str(caught.value)
+    assert not any(map(processes.is_alive, (worker, watchdog)))
+    assert not home.auth.exists()
     assert not state.exists(home)
 
 
@@ -336,20 +365,28 @@ def test_down_with_an_invalid_store_address_stops_all_processes(
     assert not processes.is_alive(worker)
 
 
-def test_down_with_a_folder_as_record_stops_all_processes(home: Home) -> None:
+@pytest.mark.parametrize(
+    ("file", "step"),
+    [
+        ("lock", "taking the lock"),
+        ("new_record", "recording that the stack is not ready"),
+        ("auth", "deleting {home.auth}"),
+        ("record", "deleting {home.record}"),
+    ],
+)
+def test_down_with_a_folder_in_place_of_a_file_stops_all_processes(
+    home: Home, monkeypatch: pytest.MonkeyPatch, file: str, step: str
+) -> None:
+    monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
     worker = _sleeper(home, "worker-trainers")
-    home.record.mkdir()
-    with pytest.raises(AstraFlowError, match=f"deleting {home.record}: "):
+    state.save(home, _stack(home, worker))
+    path: Path = getattr(home, file)
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    with pytest.raises(AstraFlowError, match=f"{step.format(home=home)}: .*{path}"):
         up_down.down(home, lambda words: None)
     assert not processes.is_alive(worker)
-
-
-def test_down_with_an_unreadable_lock_stops_all_processes(home: Home) -> None:
-    worker = _sleeper(home, "worker-trainers")
-    home.lock.mkdir()
-    with pytest.raises(AstraFlowError, match="taking the lock: IsADirectoryError"):
-        up_down.down(home, lambda words: None)
-    assert not processes.is_alive(worker)
+    assert state.exists(home) is (path == home.record)
 
 
 def test_processes_stopped_without_a_record_are_named(home: Home) -> None:
