@@ -660,6 +660,42 @@ def test_the_maximum_number_of_values_is_read_and_one_more_is_refused() -> None:
         read("\n".join(f"k{number}: 1" for number in range(most + 1)), "t")
 
 
+OF_ALIASES = f"a: &a [{'x, ' * 100}]\nb: [{'*a, ' * 98}]\n"  # 101 values, and 99 + 98 * 100
+LARGEST = {
+    "bytes": (
+        "a: é # " + "é" * 99_996,
+        "x",
+        "t: larger than 200,000 bytes; a recipe is a page of settings",
+    ),
+    "values with aliases expanded": (
+        OF_ALIASES,
+        "c: 1",
+        "t, line 3: more than 10,000 values; do its aliases (*) multiply them?",
+    ),
+    "levels": ("- " * 32, "- x", "t, line 1: nested deeper than 32 sections"),
+}
+
+
+@pytest.mark.parametrize(("most", "more", "message"), LARGEST.values(), ids=LARGEST.keys())
+def test_a_text_at_a_limit_is_read_and_a_larger_one_is_refused(
+    most: str, more: str, message: str
+) -> None:
+    assert read(most, "t").value
+    with pytest.raises(ConfigError) as refused:
+        read(most + more, "t")
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("character", ["\0", "\x1b", "\x7f", "\ud800"], ids=ascii)
+def test_a_character_that_no_text_has_is_named_with_its_line(character: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(f"a: 1\nb: x{character}\n", "t")
+    assert str(refused.value) == (
+        f"t, line 2: not valid YAML: the character U+{ord(character):04X} cannot stand in a text; "
+        "remove it"
+    )
+
+
 @pytest.mark.parametrize("name", ["auth", "stack.json", "stack.lock", "logs/worker-control.log"])
 @pytest.mark.parametrize("command", ["up", "run"])
 def test_a_pipe_in_place_of_a_file_of_the_home_is_named_without_blocking(
