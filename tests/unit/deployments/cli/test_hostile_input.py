@@ -613,6 +613,26 @@ def test_a_page_is_written_into_a_file_whose_folder_cannot_be_written(tmp_path: 
     as_ordinary_user(tmp_path, work)
 
 
+def test_the_report_of_a_store_that_cannot_be_written_is_written_to_the_named_file(
+    run: Path, tmp_path: Path
+) -> None:
+    page, stored = tmp_path / "page.html", run / "runs" / "tiny-1"
+    assert call("report", "tiny-1").exit_code == 0  # the other user may not read what it imports
+    (stored / "report.html").unlink()
+
+    def work() -> None:
+        stored.chmod(0o555)
+        result = call("report", "tiny-1", "--out", str(page))
+        stored.chmod(0o755)
+        assert (result.exit_code, result.stdout) == (0, f"{page}\n")
+        assert result.stderr.startswith("the report is not stored with the run: ")
+        assert f"{stored}/report.html" in result.stderr
+        assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+        assert not (stored / "report.html").exists()
+
+    as_ordinary_user(tmp_path, work)
+
+
 def test_a_report_replaces_what_a_link_names(run: Path, tmp_path: Path) -> None:
     page, link = tmp_path / "page.html", tmp_path / "link.html"
     page.write_text("the earlier one")
