@@ -650,7 +650,12 @@ def test_the_report_is_written_in_any_locale_and_messages_replace_other_letters(
     run: Path, tmp_path: Path, locale: dict[str, str]
 ) -> None:
     environment = {**os.environ, **locale}
-    for arguments in (["report", "tiny-1", "--out", "page.html"], ["weights", "tiny-1"]):
+    written: list[bytes] = []
+    for arguments in (
+        ["report", "tiny-1", "--out", "page.html"],
+        ["report", "tiny-1", "--out", "/dev/stdout"],
+        ["weights", "tiny-1"],
+    ):
         result = subprocess.run(
             [sys.executable, "-m", "deployments.cli.app", *arguments],
             env=environment,
@@ -659,7 +664,9 @@ def test_the_report_is_written_in_any_locale_and_messages_replace_other_letters(
             check=False,
         )
         assert (result.returncode, result.stderr) == (0, b"")
+        written.append(result.stdout)
     assert "·" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "·" in written[1].decode("utf-8")
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
