@@ -338,6 +338,24 @@ def test_gc_refuses_to_keep_a_version_that_does_not_exist(store: str) -> None:
     assert not any(run.exists(layout.retired("solver", version)) for version in range(4))
 
 
+def test_gc_names_a_mirror_that_it_cannot_clean_and_deletes_at_home(
+    store: str, tmp_path: Path
+) -> None:
+    (tmp_path / "eu").write_text("no folder")
+    mirror = {"rollout.regions.eu-west.mirror": str(tmp_path / "eu")}
+    config = loader.load("multi_policy_tiny", mirror).model_dump(mode="json")
+    run = stored_runs.create_run(open_store(store), "tiny-1", config)
+    for version in range(4):
+        publisher.publish(run, "solver", version, builders.tensors(version))
+    wanted = ("gc", "tiny-1", "--last", "1", "--every", "0", "--grace-hours", "0")
+    for arguments in (wanted, (*wanted, "--delete")):
+        result = _call(*arguments)
+        assert result.exit_code == 0
+        assert result.stderr.startswith("the mirror in eu-west is unchanged until the next gc: ")
+        assert f"{tmp_path}/eu" in result.stderr
+    assert run.exists(layout.retired("solver", 1))
+
+
 @pytest.mark.parametrize("change", ["--freeze", "--thaw"])
 def test_gc_refuses_to_freeze_or_thaw_together_with_deletion(store: str, change: str) -> None:
     run = _create_run(store, "tiny-1")

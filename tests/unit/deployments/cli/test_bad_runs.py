@@ -333,24 +333,24 @@ def test_an_undamaged_run_has_no_problems(store: ObjectStore) -> None:
     assert call("runs").stderr == ""
 
 
-def test_a_damaged_manifest_does_not_hide_the_other_versions(store: ObjectStore) -> None:
+def test_a_damaged_manifest_tag_or_heartbeat_does_not_hide_the_other_versions(
+    store: ObjectStore,
+) -> None:
     store.put("runs/bad/weights/solver/00000000/manifest.json", b"{")
     store.put("runs/bad/tags/best.json", b"")
+    store.put("runs/bad/heartbeats/rollout/rollout-0.json", b"{")
     result = call("weights", "bad", "--json")
     assert [(item["policy"], item["version"]) for item in json.loads(result.stdout)] == [
         ("solver", 1),
         ("verifier", 0),
         ("verifier", 1),
     ]
-    assert (
-        result.stderr.count(
-            "skipped, because it cannot be read: weights/solver/00000000/manifest.json is not JSON"
-        )
-        == 1
-    )
-    assert (
-        result.stderr.count("skipped, because it cannot be read: tags/best.json is not JSON") == 1
-    )
+    for problem in (
+        "weights/solver/00000000/manifest.json is not JSON",
+        "tags/best.json is not JSON",
+        "heartbeats/rollout/rollout-0.json is not JSON",
+    ):
+        assert result.stderr.count(f"skipped, because it cannot be read: {problem}") == 1
     assert call("report", "bad").exit_code == 0
     refused = call("gc", "bad")
     assert (

@@ -613,6 +613,26 @@ def test_a_page_is_written_into_a_file_whose_folder_cannot_be_written(tmp_path: 
     as_ordinary_user(tmp_path, work)
 
 
+def test_the_report_of_a_store_that_cannot_be_written_is_written_to_the_named_file(
+    run: Path, tmp_path: Path
+) -> None:
+    page, stored = tmp_path / "page.html", run / "runs" / "tiny-1"
+    assert call("report", "tiny-1").exit_code == 0  # the other user may not read what it imports
+    (stored / "report.html").unlink()
+
+    def work() -> None:
+        stored.chmod(0o555)
+        result = call("report", "tiny-1", "--out", str(page))
+        stored.chmod(0o755)
+        assert (result.exit_code, result.stdout) == (0, f"{page}\n")
+        assert result.stderr.startswith("the report is not stored with the run: ")
+        assert f"{stored}/report.html" in result.stderr
+        assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+        assert not (stored / "report.html").exists()
+
+    as_ordinary_user(tmp_path, work)
+
+
 def test_a_report_replaces_what_a_link_names(run: Path, tmp_path: Path) -> None:
     page, link = tmp_path / "page.html", tmp_path / "link.html"
     page.write_text("the earlier one")
@@ -630,7 +650,12 @@ def test_the_report_is_written_in_any_locale_and_messages_replace_other_letters(
     run: Path, tmp_path: Path, locale: dict[str, str]
 ) -> None:
     environment = {**os.environ, **locale}
-    for arguments in (["report", "tiny-1", "--out", "page.html"], ["weights", "tiny-1"]):
+    written: list[bytes] = []
+    for arguments in (
+        ["report", "tiny-1", "--out", "page.html"],
+        ["report", "tiny-1", "--out", "/dev/stdout"],
+        ["weights", "tiny-1"],
+    ):
         result = subprocess.run(
             [sys.executable, "-m", "deployments.cli.app", *arguments],
             env=environment,
@@ -639,7 +664,9 @@ def test_the_report_is_written_in_any_locale_and_messages_replace_other_letters(
             check=False,
         )
         assert (result.returncode, result.stderr) == (0, b"")
+        written.append(result.stdout)
     assert "·" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "·" in written[1].decode("utf-8")
 
 
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
@@ -658,6 +685,42 @@ def test_the_maximum_number_of_values_is_read_and_one_more_is_refused() -> None:
     assert len(read("\n".join(f"k{number}: 1" for number in range(most)), "t").lines) == most
     with pytest.raises(ConfigError, match=f"t, line {most + 1}: more than 10,000 values"):
         read("\n".join(f"k{number}: 1" for number in range(most + 1)), "t")
+
+
+OF_ALIASES = f"a: &a [{'x, ' * 100}]\nb: [{'*a, ' * 98}]\n"  # 101 values, and 99 + 98 * 100
+LARGEST = {
+    "bytes": (
+        "a: é # " + "é" * 99_996,
+        "x",
+        "t: larger than 200,000 bytes; a recipe is a page of settings",
+    ),
+    "values with aliases expanded": (
+        OF_ALIASES,
+        "c: 1",
+        "t, line 3: more than 10,000 values; do its aliases (*) multiply them?",
+    ),
+    "levels": ("- " * 32, "- x", "t, line 1: nested deeper than 32 sections"),
+}
+
+
+@pytest.mark.parametrize(("most", "more", "message"), LARGEST.values(), ids=LARGEST.keys())
+def test_a_text_at_a_limit_is_read_and_a_larger_one_is_refused(
+    most: str, more: str, message: str
+) -> None:
+    assert read(most, "t").value
+    with pytest.raises(ConfigError) as refused:
+        read(most + more, "t")
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("character", ["\0", "\x1b", "\x7f", "\ud800"], ids=ascii)
+def test_a_character_that_no_text_has_is_named_with_its_line(character: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(f"a: 1\nb: x{character}\n", "t")
+    assert str(refused.value) == (
+        f"t, line 2: not valid YAML: the character U+{ord(character):04X} cannot stand in a text; "
+        "remove it"
+    )
 
 
 @pytest.mark.parametrize("name", ["auth", "stack.json", "stack.lock", "logs/worker-control.log"])
