@@ -112,7 +112,7 @@ def _wait_for_server(stack: Stack, name: str, url: str, what: str, say: Say) -> 
     """Wait until our server responds: another stack that started at the same time may have taken
     the port.
     """
-    server = next(process for process in stack.processes if process.name == name)
+    server = _recorded(stack, name)
 
     def serves() -> bool:
         return readiness.responds(f"{url}/health") and processes.listens(server, _port(url))
@@ -199,7 +199,13 @@ def _wait_for_workers(stack: Stack, before: Mapping[str, str | None], say: Say) 
                 return False
             return beat is not None and beat != old_beat
 
-        readiness.wait_until(beats, f"the worker of pool {pool}", stack.process(_worker(pool)), say)
+        worker = _recorded(stack, _worker(pool))
+        readiness.wait_until(beats, f"the worker of pool {pool}", worker, say)
+
+
+def _recorded(stack: Stack, name: str) -> processes.Process:
+    """Return the process of this name, whether it still runs or not."""
+    return next(process for process in stack.processes if process.name == name)
 
 
 def _start(

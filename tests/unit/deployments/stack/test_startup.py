@@ -87,6 +87,18 @@ def test_a_part_that_hangs_gives_an_error_with_the_end_of_its_log(
         processes.stop([part], 5.0)
 
 
+def test_a_worker_that_has_ended_gives_an_error_immediately(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "worker_beats", lambda url, pools: {})
+    worker = processes.start("worker-trainers", SLEEP, {}, home.logs / "worker.log", home.root)
+    processes.stop([worker], 5.0)
+    with pytest.raises(
+        ConfigError, match=r"^the worker of pool trainers ended before it was ready"
+    ):
+        _wait_for_worker(_stack(home, worker))
+
+
 def test_a_worker_is_waited_for_while_the_server_is_too_busy_to_answer(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,5 +114,9 @@ def test_a_worker_is_waited_for_while_the_server_is_too_busy_to_answer(
         return answer
 
     monkeypatch.setattr(readiness, "worker_beats", worker_beats)
-    startup._wait_for_workers(_stack(home), {"trainers": "old"}, print)
+    part = processes.start("worker-trainers", SLEEP, {}, home.logs / "worker.log", home.root)
+    try:
+        startup._wait_for_workers(_stack(home, part), {"trainers": "old"}, print)
+    finally:
+        processes.stop([part], 5.0)
     assert next(answers, None) is None, "the heartbeat of the previous worker is none of this one"
