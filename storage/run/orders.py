@@ -45,7 +45,7 @@ def fault_of(prompt: Prompt) -> str:
     """Return why the prompt cannot be stored, such as `its 'question' has …`; empty if it can."""
     if found := json_values.fault(prompt.id):
         return f"its id {found[1]}"
-    if found := json_values.fault(dict(prompt.fields)):
+    if found := json_values.fault(prompt.fields):
         path, reason = (text[:SHOWN_MAX] for text in found)
         return f"its {path!r} {reason}" if path else f"it {reason}"
     return ""

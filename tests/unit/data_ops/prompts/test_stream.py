@@ -1,6 +1,9 @@
+import json
 import re
 import tracemalloc
+from collections import UserDict
 from functools import reduce
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -160,6 +163,37 @@ def test_a_prompt_of_a_custom_source_that_cannot_be_stored_is_refused_when_it_is
     for read in (stream.all, lambda: stream.take({}, 1)):
         with pytest.raises(ConfigError, match=f"^{re.escape(named)}.*{re.escape(fault)}"):
             read()
+
+
+class Computed(UserDict[str, object]):
+    def __getitem__(self, name: str) -> object:
+        raise LookupError(f"no value of {name}")
+
+
+class OfMappings:
+    """Prompts whose fields are other mappings than a dict."""
+
+    def __init__(self, fails: bool) -> None:
+        fields = {"question": "1+1", "answer": "2"}
+        self.fields = Computed(fields) if fails else MappingProxyType(fields)
+
+    def size(self) -> int:
+        return 1
+
+    def prompt(self, index: int) -> Prompt:
+        return Prompt("n", self.fields)  # type: ignore[arg-type]
+
+
+def test_the_fields_of_a_custom_source_may_be_any_mapping_and_become_a_dict() -> None:
+    source = CustomPrompts(custom=f"{__name__}:OfMappings", args={"fails": False})
+    [prompt] = source.stream().all()
+    assert json.loads(json.dumps(prompt.fields)) == {"question": "1+1", "answer": "2"}
+
+
+def test_a_mapping_that_fails_is_an_error_of_the_custom_source() -> None:
+    source = CustomPrompts(custom=f"{__name__}:OfMappings", args={"fails": True})
+    with pytest.raises(ConfigError, match=r"prompt\(0\) of .*:OfMappings failed.*no value of"):
+        source.stream().all()
 
 
 def test_the_whole_of_an_endless_source_requires_a_limit() -> None:
