@@ -1,7 +1,6 @@
 """Prompts from outside of AstraFlow, by import path (`docs/extending/sources.md`)."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from typing import Any, Final, Protocol
@@ -67,7 +66,7 @@ class CustomPrompts(Generated):
         with foreign_code(f"prompts.custom: prompt({index}) of {self.custom}"):
             prompt: Any = source.prompt(index)
             if isinstance(prompt, Prompt) and isinstance(prompt.fields, Mapping):
-                prompt = replace(prompt, fields=dict(prompt.fields))  # it may compute its values
+                prompt = Prompt(prompt.id, dict(prompt.fields))  # it may compute its values
         if not isinstance(prompt, Prompt):
             fault = f"a {type(prompt).__name__}"
         elif not isinstance(prompt.id, str) or not isinstance(prompt.fields, Mapping):

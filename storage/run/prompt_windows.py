@@ -18,6 +18,7 @@ from storage.formats.json_objects import dump, num_values, parse
 from storage.formats.safetensors import file_digest
 from storage.records.rollouts import Prompt
 from storage.records.windows import PromptWindow
+from storage.run import orders
 from storage.store.object_store import ObjectStore, read_twice
 
 KIND = "prompts"
@@ -47,9 +48,14 @@ class FrozenPrompts:
     """[N] JSON objects."""
 
     def prompt(self, index: int) -> Prompt:
-        """Return one prompt. CorruptError for fields that are no JSON object."""
+        """Return one prompt. CorruptError for fields that are no JSON object, or cannot be stored
+        again (NaN, too many levels).
+        """
         label = f"{self.key}, row {index},"
-        return Prompt(self.ids[index], parse(self.fields[index].encode(), label))
+        prompt = Prompt(self.ids[index], parse(self.fields[index].encode(), label))
+        if fault := orders.fault_of(prompt):
+            raise CorruptError(f"{label} cannot be a prompt: {fault}")
+        return prompt
 
 
 def create(run: ObjectStore, prompts: Sequence[Prompt]) -> str:

@@ -181,7 +181,14 @@ class OfMappings:
         return 1
 
     def prompt(self, index: int) -> Prompt:
-        return Prompt("n", self.fields)  # type: ignore[arg-type]
+        return Read(self.fields)
+
+
+class Read(Prompt):
+    """A prompt with a constructor of its own."""
+
+    def __init__(self, fields: object) -> None:
+        super().__init__("n", fields)  # type: ignore[arg-type]
 
 
 def test_the_fields_of_a_custom_source_may_be_any_mapping_and_become_a_dict() -> None:

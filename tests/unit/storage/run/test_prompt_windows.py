@@ -107,6 +107,23 @@ def test_fields_that_are_no_object_are_refused_with_key_and_row(memory_store: Ob
         read.prompt(0)
 
 
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ('{"x":NaN}', "its 'x' is nan"),
+        ('{"x":1e999}', "its 'x' is inf"),
+        ('{"x":' + "[" * 100 + "]" * 100 + "}", "is nested deeper than 32 levels"),
+    ],
+)
+def test_fields_that_cannot_be_stored_again_are_refused_with_key_and_row(
+    fields: str, fault: str
+) -> None:
+    frozen = prompt_windows.FrozenPrompts("prompts/a.arrow", ["p/0", "p/1"], ["{}", fields])
+    assert frozen.prompt(0).fields == {}
+    with pytest.raises(CorruptError, match=f"^prompts/a.arrow, row 1, cannot be .*{fault}"):
+        frozen.prompt(1)
+
+
 def test_too_many_rows_or_bytes_are_refused_before_they_are_stored(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
