@@ -167,6 +167,14 @@ def test_all_that_is_installed_has_hashes_but_torch_and_the_project(tmp_path: Pa
     assert others[1].endswith("-e .")
 
 
+def test_all_that_an_image_installs_has_hashes_but_torch_and_the_project() -> None:
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    installations = re.findall(r"pip install (.*?)(?=&&|\n)", dockerfile)
+    others = [each for each in installations if "--require-hashes" not in each]
+    assert len(installations) - len(others) >= 4
+    assert all("requirements/torch.txt" in each or "--editable ." in each for each in others)
+
+
 def test_check_runs_every_tool(tmp_path: Path) -> None:
     commands = [line for line in _commands("check", tmp_path) if "pip install" not in line]
     for tool in ("ruff check .", "ruff format --check .", "deptry .", "mypy", "lint-imports"):
