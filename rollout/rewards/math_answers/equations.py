@@ -44,11 +44,16 @@ ROOTS: Final = re.compile(
     r"\\sqrt(?:\[\w+\])?(?:\w|\{(?:[^{}]|\{[^{}]{0,50}\}){0,100}\})(?=\\sqrt|\\frac|\()"
 )
 """A root before another factor, in a text without spaces: `\\sqrt2\\sqrt8`."""
-FACTOR: Final = r" ?\(? ?(?:\d{1,4}|\(\d{1,4}\)) ?(?:!|\^ ?(?:\d|\{\d{1,3}\})) ?\)?"
+FACTOR: Final = r"(?:[\d! ]|\^ ?(?:\d|\{\d{1,3}\}))"
+FACTORS: Final = rf"(?=[\d() ]*[!^])(?:{FACTOR}|\({FACTOR}{{1,20}}\)){{1,50}}"
 FACTORIALS: Final = re.compile(
-    rf"(?:(?<!sqrt\{{)(?<=\{{)|(?:(?<=/)|(?<=/ ))\()(?:{FACTOR}){{2,9}} ?(?:(?=\}})|\))"
+    rf"(?:(?<=frac\{{)|(?<=\}}\{{)|(?<=/\{{))(?: ?\({FACTORS}\) ?|{FACTORS})(?=\}})"
+    rf"|(?<=/) ?\({FACTORS}\)(?! ?[\d(])"
 )
-"""Factorials and powers alone in braces or below a slash: `\\frac{8!}{3!5!}`, `10!/(5!2^5)`."""
+"""Products of factorials, powers and numerals alone, in a fraction or below a slash.
+
+`\\frac{8!}{3!5!}`, `\\frac{11!}{2(4!)^2}` and `10!/(5!2^5)`.
+"""
 PART: Final = re.compile(
     r"\\text ?\{[^{}]*\}|\\[a-zA-Z]+|\\[^ ,;:!]|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|[^\s\\]"
 )
