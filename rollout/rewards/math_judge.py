@@ -32,6 +32,7 @@ import psutil
 from rollout.rewards.identities import identical
 from rollout.rewards.math_answers.comparison import equal
 from rollout.rewards.math_answers.numbers import is_long_decimal, read_number
+from rollout.rewards.math_answers.spelling.notations import products
 from storage.machine.child_limits import limit_cpu, limit_memory, open_replies, reply
 
 MEMORY_BYTES_MAX: Final = 2 << 30
@@ -134,7 +135,7 @@ def _parsed(text: str) -> list[Any]:
     # first_match: if the whole text cannot be parsed, do not use a part of it as the answer
     _keep_case()
     parsed: list[Any] = parse(
-        f"\\boxed{{{text}}}", [latex], extraction_mode="first_match", parsing_timeout=None
+        f"\\boxed{{{products(text)}}}", [latex], extraction_mode="first_match", parsing_timeout=None
     )
     return [_with_imaginary_unit(each) for each in parsed]
 

@@ -44,20 +44,13 @@ ROOTS: Final = re.compile(
     r"\\sqrt(?:\[\w+\])?(?:\w|\{(?:[^{}]|\{[^{}]{0,50}\}){0,100}\})(?=\\sqrt|\\frac|\()"
 )
 """A root before another factor, in a text without spaces: `\\sqrt2\\sqrt8`."""
-FACTOR: Final = r"(?:[\d! ]|\^ ?(?:\d|\{\d{1,3}\}))"
-FACTORS: Final = rf"(?=[\d() ]*[!^])(?:{FACTOR}|\({FACTOR}{{1,20}}\)){{1,50}}"
-FACTORIALS: Final = re.compile(
-    rf"(?:(?<=frac\{{)|(?<=\}}\{{)|(?<=/\{{))(?: ?\({FACTORS}\) ?|{FACTORS})(?=\}})"
-    rf"|(?<=/) ?\({FACTORS}\)(?! ?[\d(])"
-)
-"""Products of factorials, powers and numerals alone, in a fraction or below a slash.
-
-`\\frac{8!}{3!5!}`, `\\frac{11!}{2(4!)^2}` and `10!/(5!2^5)`.
-"""
 PART: Final = re.compile(
     r"\\text ?\{[^{}]*\}|\\[a-zA-Z]+|\\[^ ,;:!]|\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|[^\s\\]"
 )
 PRODUCT_SIGNS: Final = frozenset(("*", "\\times", "\\cdot", "\\div", "\\ast"))
+QUOTIENTS: Final = frozenset(("\\frac", "/", "\\over"))
+GROUP_STARTS: Final = frozenset("([{")
+GROUP_ENDS: Final = frozenset(")]}")
 BARS: Final = frozenset(("|", "\\|", "\\vert", "\\Vert"))
 """They open and close."""
 OPENING: Final = frozenset(("(", "\\lfloor", "\\lceil", "\\lvert", "\\lVert"))
@@ -125,20 +118,30 @@ def has_sum_or_product(text: str) -> bool:
     """Return whether an expression without variables has a sum, a difference or a product.
 
     A product without a sign is found behind roots, brackets, bars, factorials and percent signs,
-    and between a numeral and brackets, bars or floors: `|7||8|`, `2(5!)`. Signs that begin an
-    operand (`2^{-3}`, `|-5|`) are none, nor is a factor of one term (`2\\sqrt3`, `3\\ln 2`).
+    and between a numeral and brackets, bars or floors: `|7||8|`, `2(5!)`. It is not found in a
+    fraction and in brackets below a slash (`\\frac{8!}{3!5!}`), because quotients are answers.
+    Signs that begin an operand (`2^{-3}`, `|-5|`) are no sums, nor is a factor of one term
+    (`2\\sqrt3`, `3\\ln 2`) a product.
     """
     if ROOTS.search(text.replace(" ", "")):
         return True
-    parts = PART.findall(FACTORIALS.sub("", text))
+    parts = PART.findall(text)
     before, is_operand, is_closed, bars = ["", ""], False, False, 0
+    groups, ended = [""], ""
     for part, behind in zip(parts, [*parts[1:], ""], strict=True):
+        is_quotient = any(groups)
+        if part == "\\over":
+            groups[-1] = part
+        elif part in GROUP_STARTS:
+            is_denominator = ended == "\\frac" and part == "{"
+            groups.append(before[1] if before[1] in QUOTIENTS else "/" if is_denominator else "")
+        ended = groups.pop() if part in GROUP_ENDS and len(groups) > 1 else ""
         opens = part in OPENING or (part in BARS and not (is_operand and bars))
         if part in PRODUCT_SIGNS or (part in "+-" and (is_operand or behind == "}")):
             return True
-        if is_closed and (opens or part in APPLIED or part[0].isdigit()):
-            return True
-        if opens and before[1][:1].isdigit() and before[0] not in ("_", "^"):
+        is_applied = opens and before[1][:1].isdigit() and before[0] not in ("_", "^")
+        follows = is_closed and (opens or part in APPLIED or part[0].isdigit())
+        if (is_applied or follows) and not is_quotient:
             return True
         if part in BARS:
             bars += 1 if opens else -1

@@ -153,6 +153,18 @@ LEFT_TO_DO: list[tuple[str, str, bool]] = [
     ("\\nabla\\cdot F", "\\nabla\\times F", False), ("\\triangle ACB", "\\triangle ABC", False),
     ("VI", "IV", False), ("P=VI", "P=IV", True), ("\\text{I and II}", "\\text{I, II}", True), ("\\text{I and II}", "I, II", True),
     ("\\text{I and III}", "\\text{I, II}", False), ("\\text{I or II}", "\\text{I and II}", False),
+    # numbers side by side, of which math-verify makes mixed numbers, and functions
+    ("x+2(3)", "x+6", True), ("x+2(3)", "x+5", False), ("x-2(1/2)", "x-1", True), ("x-2(1/2)", "x-\\frac{5}{2}", False),
+    ("x+2(3)(4)(5)", "x+120", True), ("x+2[3]", "x+6", True), ("x+2((3))", "x+6", True), ("x+2\\left(3\\right)", "x+6", True),
+    ("(x+1)(3)(2)", "6x+6", True), ("(x+1)(3)(2)", "5x+5", False), ("x+(-3)(2)", "x-6", True), ("x+(-3)(2)", "x-5", False),
+    ("x+(2)3", "x+6", True), ("x+(3)\\frac{1}{2}", "x+\\frac{3}{2}", True), ("x+3(\\frac12)", "x+\\frac32", True),
+    ("x+\\frac{4}{2}(3)", "x+6", True), ("x+\\frac{4}{2}\\frac{6}{2}", "x+6", True), ("x+\\frac{4}{2}\\frac{6}{2}", "x+5", False),
+    ("\\sqrt{2(3)}", "\\sqrt6", True), ("\\sqrt{2(3)}", "\\sqrt5", False), ("e^{2(3)}", "e^6", True), ("e^{(2)(3)}", "e^5", False),
+    ("\\frac{5!}{2!(3)(2)}", "10", True), ("\\frac{5!}{2!(3)(2)}", "12", False), ("\\frac{5!}{2!(2)(5)}", "\\frac{60}{7}", False),
+    ("x+2\\frac12", "x+\\frac52", True), ("x+2\\frac12", "x+1", False), ("x+2\\frac{1}{2}\\frac{1}{3}", "x+\\frac13", True),
+    ("\\pi(3)^2", "9\\pi", True), ("\\frac13\\pi(3)^2(4)", "12\\pi", True), ("\\pi(3)", "\\pi+3", False),
+    ("x+\\log_2(8)", "x+3", True), ("x+\\log_{\\frac12}(8)", "x-3", True),
+    ("x\\sin^2(3)", "x\\sin^2 3", True), ("x\\log_{2}(8)", "3x", True), ("x+0.5(2)", "x+1", True),
     # the case of letters in a formula
     ("G(m-M)", "G(M-m)", False), ("GM-Gm", "G(M-m)", True), ("VR-Vr", "Vr-VR", False), ("f(b)-f(a)", "F(b)-F(a)", False),
     # one side of an equation that has no name
