@@ -30,9 +30,9 @@ from typing import Any, Final, Literal
 import psutil
 
 from rollout.rewards.identities import identical
+from rollout.rewards.latex_products import replace_products, with_product_of_pi
 from rollout.rewards.math_answers.comparison import equal
 from rollout.rewards.math_answers.numbers import is_long_decimal, read_number
-from rollout.rewards.math_answers.spelling.notations import products
 from storage.machine.child_limits import limit_cpu, limit_memory, open_replies, reply
 
 MEMORY_BYTES_MAX: Final = 2 << 30
@@ -53,8 +53,8 @@ def main() -> None:
     replies = open_replies()
     limit_memory(MEMORY_BYTES_MAX)
     try:
-        import math_verify  # noqa: F401 -- the import takes most of the start
-    except ImportError as error:
+        _adapt_math_verify()  # the import takes most of the start
+    except (ImportError, AttributeError, KeyError) as error:
         reply(replies, {"failed": str(error)})
         return
     # It warns that its own timeout is off.
@@ -133,9 +133,12 @@ def _parsed(text: str) -> list[Any]:
     spelling = replace(LatexExtractionConfig().normalization_config, units=False)  # `5t` is not 5
     latex = LatexExtractionConfig(boxed_match_priority=0, normalization_config=spelling)
     # first_match: if the whole text cannot be parsed, do not use a part of it as the answer
-    _keep_case()
+    _adapt_math_verify()
     parsed: list[Any] = parse(
-        f"\\boxed{{{products(text)}}}", [latex], extraction_mode="first_match", parsing_timeout=None
+        f"\\boxed{{{with_product_of_pi(text)}}}",
+        [latex],
+        extraction_mode="first_match",
+        parsing_timeout=None,
     )
     return [_with_imaginary_unit(each) for each in parsed]
 
@@ -223,10 +226,14 @@ def _extent(expression: Any) -> Literal["finite", "range", ""]:
 
 
 @cache
-def _keep_case() -> None:
-    """Set math-verify's LaTeX parser to distinguish `R` and `r`."""
+def _adapt_math_verify() -> None:
+    """Make math-verify's LaTeX parser distinguish `R` and `r`, and multiply numbers side by side.
+
+    Raises ImportError, and AttributeError or KeyError if it is another parser than expected.
+    """
     from math_verify import parser
 
+    replace_products()
     settings = signature(parser.latex2sympy).parameters["conversion_config"].default
     parser.latex2sympy = partial(
         parser.latex2sympy, conversion_config=replace(settings, lowercase_symbols=False)

@@ -66,16 +66,6 @@ EXTREMUM: Final = re.compile(
     r"|\{[^{}]{0,30}\}){1,60})\\\}"
 )
 """`\\max\\{3,5\\}`, which is `\\max(3,5)`, and not `\\max\\{x : x<3\\}`."""
-FRACTION: Final = r"\\frac ?\{ ?\d+ ?\} ?\{ ?\d+ ?\}"
-BRACKETED: Final = (
-    rf"\{{? ?[(\[]{{1,2}} ?\{{? ?\+? ?(?:\d+(?:\.\d+)?(?: ?/ ?\d+)?|{FRACTION}) ?\}}? ?[)\]]"
-)
-"""A positive number in brackets: `(3)`, `(3/4)`, `[\\frac{1}{2}]`, `((3))`, `({3})`."""
-PRODUCT: Final = re.compile(
-    rf"(?:(?<![\d_^])\d+|\\pi) ?(?={BRACKETED})"
-    rf"|(?:\( ?[-+]? ?\d+ ?\)|(?<!\d)(?<!\d ){FRACTION}) ?(?=\d|\\frac|{BRACKETED})"
-)
-"""A number before another one that is not the fraction of a mixed number, or π before one."""
 
 
 def fractions(text: str) -> str:
@@ -106,14 +96,6 @@ def factorials(text: str) -> str:
 def congruences(text: str) -> str:
     """Write the modulus behind `\\equiv` as `\\pmod{7}`."""
     return CONGRUENCE.sub(_congruence, text)
-
-
-def products(text: str) -> str:
-    """Write `2(3)` as `2\\cdot (3)`: math-verify reads it as 5, the mixed number of 2 and 3.
-
-    It reads `\\pi(3)` as a function.
-    """
-    return PRODUCT.sub(r"\g<0>\\cdot ", text)
 
 
 def extrema(text: str) -> str:

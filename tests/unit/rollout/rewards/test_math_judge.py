@@ -37,6 +37,12 @@ from rollout.rewards import math_judge
 math_judge.main()
 """
 
+WITH_ANOTHER_PARSER = """
+from latex2sympy2_extended import latex2sympy2
+del latex2sympy2._Latex2Sympy.convert_postfix_list
+from rollout.rewards import math_judge
+math_judge.main()
+"""
 
 GREEDY = """
 from rollout.rewards import math_judge
@@ -172,6 +178,12 @@ def test_without_math_verify_the_child_reports_it_and_exits() -> None:
     child = answers_of(WITHOUT_THE_LIBRARY)
     assert child.returncode == 0
     assert "math_verify" in json.loads(child.stdout)["failed"]
+
+
+def test_another_parser_than_expected_is_a_failure_and_no_wrong_answers() -> None:
+    child = answers_of(WITH_ANOTHER_PARSER)
+    assert child.returncode == 0
+    assert "convert_postfix_list" in json.loads(child.stdout)["failed"]
 
 
 def test_each_pair_of_the_table_is_written_once() -> None:
