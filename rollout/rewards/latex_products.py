@@ -8,9 +8,9 @@ import re
 from typing import Any, Final
 
 FRACTION: Final = r"\\frac ?\{ ?(\d+) ?\} ?\{ ?(\d+) ?\}"
-MIXED: Final = re.compile(rf"\d+{FRACTION}")
+MIXED: Final = re.compile(rf"\{{?\d+\}}?{FRACTION}(?:\^\{{?\\circ\}}?)?")
 NUMERALS: Final = re.compile(r"\d+ \d+")
-NUMBER: Final = re.compile(r"[(\[{]*(?:\d|\\frac)")
+NUMBER: Final = re.compile(rf"[(\[{{]*(?:\d+(?:\.\d+)?|{FRACTION})[)\]}}]*(?:\^.*)?")
 PI_BEFORE_NUMBER: Final = re.compile(rf"\\pi ?(?=\( ?(?:[\d./ ]+|{FRACTION} ?)\))")
 
 
@@ -69,4 +69,4 @@ def _begins_mixed_number(texts: list[str]) -> bool:
     mixed = MIXED.fullmatch("".join(texts[:2]))
     if mixed is None or len(texts) == 2:
         return mixed is not None
-    return int(mixed[1]) < int(mixed[2]) and not NUMBER.match(texts[2])
+    return int(mixed[1]) < int(mixed[2]) and not NUMBER.fullmatch(texts[2])

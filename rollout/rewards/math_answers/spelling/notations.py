@@ -55,6 +55,8 @@ MODULO: Final = re.compile(
     r"|(?P<bare>(?(bracket)[^(){}]{1,20}|(?:\d{1,20}|[a-zA-Z])(?! ?[\w^!*/+-]))))(?(bracket) ?\))"
 )
 """The modulus behind a congruence: `\\pmod 7`, `(\\bmod 7)`, `(mod p-1)`."""
+BARE_MODULUS: Final = re.compile(r"(?<=\d)(?<![_^]\d) {0,3}\( ?(\d{1,20}) ?\) ?\Z")
+"""A modulus in brackets alone: `n\\equiv1\\ (6)`."""
 MEAN: Final = re.compile(
     r"\\langle(?![a-zA-Z])(?P<averaged>(?:[^,;|\\]|\\(?!langle|rangle|[,;])){1,100})\\rangle(?![a-zA-Z])"
     r"|(?<![a-zA-Z\\])(?:E|\\mathbb ?(?:E|\{ ?E ?\})) ?\[(?P<expected>[^][,;]{1,100})\]"
@@ -127,7 +129,7 @@ def _binomial(match: re.Match[str]) -> str:
 def _congruence(match: re.Match[str]) -> str:
     return MODULO.sub(
         lambda modulus: f"\\pmod{{{(modulus['braced'] or modulus['bare']).strip()}}}",
-        MOD_AS_TEXT.sub(r" \1 ", match[0]),
+        MOD_AS_TEXT.sub(r" \1 ", BARE_MODULUS.sub(r" \\pmod{\1}", match[0])),
     )
 
 

@@ -362,7 +362,7 @@ RARE: list[tuple[str, str, bool]] = [
     ("x\\equiv3\\text{ (mod 14)}", "x\\equiv 3 \\pmod{7}", False), ("x\\equiv3\\bmod{8}", "x\\equiv 3 \\pmod{7}", False),
     ("x\\equiv3\\bmod 7^2", "x\\equiv 3 \\pmod{7}", False), ("x\\equiv3\\bmod 7n", "x\\equiv 3 \\pmod{7}", False),
     ("x\\equiv3\\bmod 7+1", "x\\equiv 3 \\pmod{7}", False), ("x\\equiv3\\ (mod 70)", "x\\equiv 3 \\pmod{7}", False),
-    ("x\\equiv3\\ (7)", "x\\equiv 3 \\pmod{7}", False), ("x\\equiv4\\bmod7", "x\\equiv 3 \\pmod{7}", False),
+    ("x\\equiv3\\ (7)", "x\\equiv 3 \\pmod{7}", True), ("x\\equiv4\\bmod7", "x\\equiv 3 \\pmod{7}", False),
     ("x\\equiv-3\\text{ (mod 7)}", "x\\equiv 3 \\pmod{7}", False), ("3", "x\\equiv 3 \\pmod{7}", False),
     ("x=3\\bmod7", "x\\equiv 3 \\pmod{7}", False), ("7\\equiv3\\text{ (mod }x)", "x\\equiv 3 \\pmod{7}", False),
     ("n\\equiv1\\text{ (mod }13)", "n \\equiv 1\\bmod 13", True), ("x\\equiv 3\\text{ (mod 7)}", "x\\equiv3\\bmod 7", True),
