@@ -127,7 +127,10 @@ def has_sum_or_product(text: str) -> bool:
         return True
     parts = PART.findall(text)
     before, is_operand, is_closed, bars = ["", ""], False, False, 0
-    groups, ended = [""], ""
+    groups, ended = (
+        [""],
+        "",
+    )  # what each open group belongs to, if to a quotient; the last closed one
     for part, behind in zip(parts, [*parts[1:], ""], strict=True):
         is_quotient = any(groups)
         if part == "\\over":
